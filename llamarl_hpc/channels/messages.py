@@ -1,0 +1,192 @@
+"""Every message that the controller and an executor's rank 0 can send each other.
+
+One tagged struct per message; `ToExecutor` and `ToController` are the two closed unions that the
+codec decodes. A message that is in neither is refused.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from llamarl_hpc.types import Array, GenerationRequest, GroupCompletions, Purpose, TrainBatch
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    pass
+
+
+# ---------------------------------------------------------------- controller -> executor
+
+
+class Generate(_Message, tag="generate"):
+    """To a generator: start these groups, in this order."""
+
+    requests: list[GenerationRequest]
+
+
+class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One group to score: the prompt's text and data row, and the completions' texts."""
+
+    purpose: Purpose
+    group_id: int
+    prompt: str
+    columns: dict[str, object]
+    completions: list[str]
+
+
+class Score(_Message, tag="score"):
+    """To the reward executor."""
+
+    items: list[ScoreItem]
+
+
+class Train(_Message, tag="train"):
+    """To the trainer: make one optimizer step."""
+
+    batch: TrainBatch
+
+
+class SyncMember(msgspec.Struct, frozen=True, kw_only=True):
+    """A generator replica in a weight group."""
+
+    executor: str  # "generator.0"
+    num_ranks: int
+
+
+class PublishWeights(_Message, tag="publish_weights"):
+    """To the trainer: offer the current weights as `version` to the members of `epoch`."""
+
+    version: int
+    epoch: int  # rises whenever the membership changes; names the process group
+    members: list[SyncMember]
+
+
+class ReceiveWeights(_Message, tag="receive_weights"):
+    """To a generator: fetch `version`, verify it, use it for what starts from then on."""
+
+    version: int
+    epoch: int
+    members: list[SyncMember]
+    store_address: str = ""  # "host:port" of the collective transport's rendezvous; else empty
+
+
+class SaveCheckpoint(_Message, tag="save_checkpoint"):
+    """To the trainer: write optimizer and model state below `folder` (exists, empty)."""
+
+    step: int
+    folder: str
+
+
+class Stop(_Message, tag="stop"):
+    """To any executor: finish nothing more, leave cleanly with code 0."""
+
+    reason: str
+
+
+class Ping(_Message, tag="ping"):
+    """To any executor, once per heartbeat interval: the controller is alive."""
+
+    sequence: int
+
+
+# ---------------------------------------------------------------- executor -> controller
+
+
+class Hello(_Message, tag="hello"):
+    """First message of an executor: all its ranks are up and its model is loaded."""
+
+    executor: str  # "trainer", "generator.1", "reward"
+    attempt: int
+    host: str
+    pids: list[int]  # by rank
+    policy_version: int = 0  # of the weights it holds
+    detail: dict[str, str] = {}
+
+
+class Heartbeat(_Message, tag="heartbeat"):
+    """Sent by a background thread; `sequence` rises, wall clocks are never compared."""
+
+    sequence: int
+    activity: str = ""  # what the main loop is in: "decode", "train step 12", "idle", ...
+
+
+class Generated(_Message, tag="generated"):
+    """Groups that are complete. `tokens` counts prompt tokens prefilled and tokens decoded."""
+
+    groups: list[GroupCompletions]
+
+
+class GroupScores(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores of one group. A component that does not apply to a completion is None."""
+
+    purpose: Purpose
+    group_id: int
+    components: dict[str, list[float | None]]  # reward name -> one value per completion
+    total: list[float]  # weighted sum of the components, None counted as 0
+    error: str = ""  # why scoring failed (time limit, exception); then every value is 0
+    t_start: float
+    t_end: float
+
+
+class Scored(_Message, tag="scored"):
+    groups: list[GroupScores]
+
+
+class Trained(_Message, tag="trained"):
+    """One optimizer step is done; the policy version is now `version`."""
+
+    step: int
+    version: int
+    metrics: dict[str, float]  # exact over all ranks and micro-batches, weighted by tokens
+    logprobs: Array  # float32 [N], the trainer's, in the order of the batch's completion_ids
+
+
+class WeightsPublished(_Message, tag="weights_published"):
+    """The trainer has handed over `version` and may go on training."""
+
+    version: int
+    epoch: int
+    checksum: str
+    num_bytes: int
+    seconds: float  # for which the trainer was kept from training
+
+
+class WeightsReceived(_Message, tag="weights_received"):
+    """A generator has verified `version` and now samples with it."""
+
+    version: int
+    epoch: int
+    checksum: str
+    seconds: float  # from the request to the switch
+
+
+class CheckpointSaved(_Message, tag="checkpoint_saved"):
+    step: int
+    folder: str
+    seconds: float
+
+
+class Failure(_Message, tag="failure"):
+    """An exception in some rank, with the original traceback. The executor is going down."""
+
+    executor: str
+    rank: int
+    host: str
+    reason: str
+    traceback: str
+
+
+ToExecutor = (
+    Generate | Score | Train | PublishWeights | ReceiveWeights | SaveCheckpoint | Stop | Ping
+)
+ToController = (
+    Hello
+    | Heartbeat
+    | Generated
+    | Scored
+    | Trained
+    | WeightsPublished
+    | WeightsReceived
+    | CheckpointSaved
+    | Failure
+)

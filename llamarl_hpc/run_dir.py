@@ -1,0 +1,171 @@
+"""The one module that knows where things lie in a run folder.
+
+    runs/<name>/<run id>/
+      config.yaml  run.json  keys/                     what runs, and who may talk to it
+      attempts/<n>/<executor>.<rank>.log  steps.json   one folder per start; latest -> attempts/<n>
+      rollouts/segment_000000.h5 ...                   append-only (storage/rollout_store.py)
+      metrics.jsonl  tensorboard/  trace/              one JSON object per step; spans per executor
+      checkpoints/step_000100/{zero/,state.json,COMPLETE}  latest.json
+      report.html  export/
+
+Nothing here imports more than the standard library: `status` on a login node reads run folders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llamarl_hpc.errors import RunDirError
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._=+-]+")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run. Properties only name; `create` and `next_attempt` make folders."""
+
+    path: Path
+
+    # ------------------------------------------------------------------ making and finding
+
+    @classmethod
+    def create(cls, root: Path | str, name: str) -> RunDir:
+        """A new folder `root/name/<time>-<random>`; the id never depends on the name alone."""
+        run_id = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+        return cls.create_at(
+            Path(root) / (_UNSAFE.sub("-", name).strip("-")[:64] or "run") / run_id
+        )
+
+    @classmethod
+    def create_at(cls, path: Path | str) -> RunDir:
+        """A new run in exactly this folder, which must not hold one yet."""
+        run = cls(Path(path).resolve())
+        if run.config.exists():
+            raise RunDirError(
+                f"{run.path} already holds a run; continue it with 'llamarl-hpc resume "
+                f"{run.path}' or choose another --run-dir"
+            )
+        try:
+            for folder in (run.path, run.attempts, run.rollouts, run.trace, run.checkpoints):
+                folder.mkdir(parents=True, exist_ok=True)
+            run.keys.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise RunDirError(f"cannot create the run folder {run.path}: {error}") from error
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDir:
+        """An existing run, or `RunDirError`. A parent folder stands for its newest run."""
+        run = cls(Path(path).resolve())
+        if run.config.is_file():
+            return run
+        if run.path.is_dir():
+            inner = [p.parent for p in run.path.glob("*/config.yaml")]
+            inner += [p.parent for p in run.path.glob("*/*/config.yaml")]
+            if inner:
+                return cls(max(inner, key=lambda p: (p / "config.yaml").stat().st_mtime))
+        raise RunDirError(
+            f"{path} is not a run folder (no config.yaml in it); give the folder that "
+            "'llamarl-hpc run' printed"
+        )
+
+    # ------------------------------------------------------------------ fixed places
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
+
+    @property
+    def address(self) -> Path:
+        """Where the controller of the running attempt listens (JSON)."""
+        return self.keys / "controller.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the controller while the run is on; one controller per run."""
+        return self.path / "controller.lock"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """Manifest of the shared-memory weight transport, if it is used."""
+        return self.path / "weights"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    # ------------------------------------------------------------------ per attempt
+
+    def attempt(self, number: int) -> Path:
+        return self.attempts / f"{number}"
+
+    def log(self, attempt: int, executor: str, rank: int) -> Path:
+        return self.attempt(attempt) / f"{executor}.{rank}.log"
+
+    def trace_file(self, attempt: int, executor: str) -> Path:
+        return self.trace / f"{executor}.{attempt}.jsonl"
+
+    def last_attempt(self) -> int:
+        """Number of the newest attempt; 0 when the run was never started. The first is 1."""
+        numbers = [int(p.name) for p in self.attempts.glob("*") if p.name.isdigit()]
+        return max(numbers, default=0)
+
+    def next_attempt(self) -> int:
+        """Make the folder of the next attempt and point `latest` at it."""
+        number = self.last_attempt() + 1
+        self.attempt(number).mkdir(parents=True)
+        link = self.path / "latest"
+        beside = self.path / f".latest.{os.getpid()}"
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(Path("attempts") / f"{number}")
+        os.replace(beside, link)
+        return number
+
+    # ------------------------------------------------------------------ run.json
+
+    def read_info(self) -> dict[str, Any]:
+        """What `run.json` says; empty when it is not there yet."""
+        try:
+            info: dict[str, Any] = json.loads(self.run_json.read_text())
+        except FileNotFoundError:
+            return {}
+        return info

@@ -1,0 +1,87 @@
+"""Weights travel from trainer ranks to generator ranks; this is what every transport offers.
+
+    trainer:    engine --(plan)--> WeightPublisher.publish(v)      snapshot, then go on training
+    generator:  WeightReceiver.start(v) -> poll() -> StagedWeights -> engine.load_weights -> release
+
+A version is a transaction: it is published whole, verified by checksum at the receiver, and only
+then used. A receiver that cannot verify raises `WeightSyncError` and keeps its old weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from llamarl_hpc.channels.messages import SyncMember
+from llamarl_hpc.types import ParameterSpec
+
+
+class WeightSource(Protocol):
+    """What a transport reads from the trainer: its own shard of each parameter, no gathering."""
+
+    def parameter_specs(self) -> list[ParameterSpec]:
+        """All tensors the generators need, the same list in the same order on every rank."""
+
+    def owned_range(self, name: str) -> tuple[int, int] | None:
+        """Elements [start, end) of the flattened parameter that only this rank holds.
+
+        None when every rank holds all of it (ZeRO 0-2); the plan then decides who sends what.
+        """
+
+    def read(self, name: str, start: int, end: int) -> torch.Tensor:
+        """A 1-D tensor (view or copy) of elements [start, end), in the model's dtype, local."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishReceipt:
+    version: int
+    checksum: str  # of the whole version, equal on every rank and at every receiver
+    num_bytes: int  # of the whole version
+    seconds: float  # the trainer was kept from training
+
+
+class WeightPublisher(Protocol):
+    """Lives on every trainer rank; all ranks make the same calls in the same order."""
+
+    store_address: str  # "host:port" that receivers need, or "" (shared memory)
+
+    def publish(self, version: int, epoch: int, members: Sequence[SyncMember]) -> PublishReceipt:
+        """Snapshot the current weights as `version` and offer them to `members`.
+
+        Returns once training may go on; the transfer itself may still be under way. A second
+        call waits (with a deadline that names the slow member) for the first to finish.
+        """
+
+    def close(self) -> None:
+        """Free buffers, groups and shared memory. Idempotent."""
+
+
+class StagedWeights(Protocol):
+    """A verified version, not yet in use."""
+
+    version: int
+    checksum: str
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) for every ParameterSpec; valid until `release`."""
+
+    def release(self) -> None:
+        """The engine has copied what it needs; the buffer may be written again."""
+
+
+class WeightReceiver(Protocol):
+    """Lives on every generator rank."""
+
+    def start(
+        self, version: int, epoch: int, members: Sequence[SyncMember], store_address: str
+    ) -> None:
+        """Begin to fetch `version`; decoding goes on meanwhile."""
+
+    def poll(self) -> StagedWeights | None:
+        """The staged version once it is here and verified; None before. Raises WeightSyncError."""
+
+    def close(self) -> None:
+        """Idempotent."""
