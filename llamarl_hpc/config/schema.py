@@ -116,7 +116,7 @@ class MathAnswerReward(Block):
 
 
 class PythonReward(Block):
-    """A function of yours, in TRL's form: f(prompts, completions, **columns) -> list[float|None]."""
+    """A function of yours, in TRL's form: f(prompts, completions, **columns) -> scores."""
 
     kind: Literal["python"] = "python"
     function: str = Field(description="`module:function` or `path/to/file.py:function`.")

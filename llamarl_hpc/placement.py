@@ -1,0 +1,144 @@
+"""Who am I in this job: the only module that reads the launcher's environment (SLURM_*, MPI).
+
+`detect()` is called once, at the start of an executor's rank. A process that our launcher did not
+start (no LLAMARL_EXECUTOR in its environment) is always a world of one, even in a shell that
+Slurm opened with SLURM_NTASKS=8.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from llamarl_hpc.errors import ExecutorFailed
+
+MARKER = "LLAMARL_EXECUTOR"  # set by launch/steps.py for every rank it starts
+
+# What each launcher calls the number of ranks of this step; the first that is set is compared
+# with MPI's own answer, so that an MPI that cannot talk to the launcher is noticed at once.
+_SIZE_VARIABLES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The ranks of one executor. `comm` is its MPI communicator, None for a single process."""
+
+    rank: int = 0  # executor rank
+    size: int = 1
+    local_rank: int = 0  # on this node
+    local_size: int = 1
+    host: str = field(default_factory=socket.gethostname)
+    comm: Any = None
+
+    @property
+    def is_leader(self) -> bool:
+        """Rank 0: the only one that talks to the controller."""
+        return self.rank == 0
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        """The root's `value` on every rank. Small Python objects of our own only."""
+        return value if self.comm is None else self.comm.bcast(value, root=root)
+
+    def gather(self, value: Any, root: int = 0) -> list[Any] | None:
+        """All ranks' values in rank order at the root, None elsewhere."""
+        return [value] if self.comm is None else self.comm.gather(value, root=root)
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value] if self.comm is None else self.comm.allgather(value)
+
+    def barrier(self) -> None:
+        if self.comm is not None:
+            self.comm.Barrier()
+
+    def abort(self, code: int) -> None:
+        """End every rank of this world at once, without waiting for anybody."""
+        if self.comm is not None and self.size > 1:
+            self.comm.Abort(code)
+        os._exit(code)
+
+
+def detect() -> World:
+    """The world of this process. Raises ExecutorFailed when MPI and the launcher disagree."""
+    if MARKER not in os.environ:
+        return World()
+    import mpi4py
+
+    mpi4py.rc.finalize = False  # a rank that fails must not wait for the others in Finalize
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    announced = next((os.environ[v] for v in _SIZE_VARIABLES if v in os.environ), None)
+    if announced is not None and int(announced) != comm.size:
+        version = MPI.Get_library_version().splitlines()[0]
+        raise ExecutorFailed(
+            os.environ[MARKER],
+            comm.rank,
+            socket.gethostname(),
+            f"the launcher started {announced} ranks but MPI sees {comm.size} ({version}); "
+            "set launch.mpi (srun --mpi=pmix or pmi2) or use the mpiexec of this MPI",
+        )
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    return World(
+        rank=comm.rank,
+        size=comm.size,
+        local_rank=node.rank,
+        local_size=node.size,
+        comm=comm,
+    )
+
+
+def interface_address(interface: str | None = None) -> str:
+    """IPv4 address of this host that others can reach; `interface` is a name or an address.
+
+    Without an interface: the address by which the host's default route leaves, else 127.0.0.1.
+    """
+    if interface:
+        import psutil
+
+        for address in psutil.net_if_addrs().get(interface, []):
+            if address.family == socket.AF_INET:
+                return str(address.address)
+        return interface
+    probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        probe.connect(("10.255.255.255", 1))  # sends nothing: it only asks the routing table
+        return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+    finally:
+        probe.close()
+
+
+def init_process_group(world: World, *, device: str, timeout_s: float = 600.0) -> None:
+    """torch.distributed's default group over this executor's ranks: nccl on cuda, gloo on cpu.
+
+    The rendezvous port is chosen by the system on rank 0 and travels over MPI, so two runs on a
+    node never meet. DeepSpeed adopts the group; its own discovery is never used.
+    """
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=timeout_s)
+    address = interface_address() if world.size > world.local_size else "127.0.0.1"
+    store = None
+    if world.is_leader:
+        store = dist.TCPStore(
+            address, 0, world.size, is_master=True, wait_for_workers=False, timeout=timeout
+        )
+    host, port = world.bcast((address, store.port) if store else None)
+    if store is None:
+        store = dist.TCPStore(host, port, world.size, is_master=False, timeout=timeout)
+    os.environ.update(
+        RANK=str(world.rank),
+        WORLD_SIZE=str(world.size),
+        LOCAL_RANK=str(world.local_rank),
+        MASTER_ADDR=host,
+        MASTER_PORT=str(port),
+    )
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout
+    )
