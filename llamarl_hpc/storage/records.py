@@ -25,10 +25,10 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     generator: str = ""  # replica that produced it, "generator.1"
     temperature: float = 1.0
     staleness: int = -1  # trainer version at consumption minus version_min; -1 if not consumed
-    completions: list[Completion] = []  # noqa: RUF012 - msgspec copies the default
-    rewards: dict[str, list[float | None]] = {}  # noqa: RUF012 - component -> [R]
-    reward: list[float] = []  # noqa: RUF012 - [R] weighted sum
-    advantage: list[float] = []  # noqa: RUF012 - [R]; 0.0 where not trained
-    logprobs_trainer: list[Array] = []  # noqa: RUF012 - [R] float32 [T]; empty if not trained
+    completions: list[Completion] = []
+    rewards: dict[str, list[float | None]] = {}
+    reward: list[float] = []
+    advantage: list[float] = []
+    logprobs_trainer: list[Array] = []
     t_issued: float  # Unix time, seconds
     t_resolved: float
