@@ -18,7 +18,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 # ---------------------------------------------------------------- controller -> executor
 
 
-class Generate(_Message, tag="generate"):
+class Generate(_Message, frozen=True, tag="generate"):
     """To a generator: start these groups, in this order."""
 
     requests: list[GenerationRequest]
@@ -34,13 +34,13 @@ class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     completions: list[str]
 
 
-class Score(_Message, tag="score"):
+class Score(_Message, frozen=True, tag="score"):
     """To the reward executor."""
 
     items: list[ScoreItem]
 
 
-class Train(_Message, tag="train"):
+class Train(_Message, frozen=True, tag="train"):
     """To the trainer: make one optimizer step."""
 
     batch: TrainBatch
@@ -53,7 +53,7 @@ class SyncMember(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int
 
 
-class PublishWeights(_Message, tag="publish_weights"):
+class PublishWeights(_Message, frozen=True, tag="publish_weights"):
     """To the trainer: offer the current weights as `version` to the members of `epoch`."""
 
     version: int
@@ -61,7 +61,7 @@ class PublishWeights(_Message, tag="publish_weights"):
     members: list[SyncMember]
 
 
-class ReceiveWeights(_Message, tag="receive_weights"):
+class ReceiveWeights(_Message, frozen=True, tag="receive_weights"):
     """To a generator: fetch `version`, verify it, use it for what starts from then on."""
 
     version: int
@@ -70,20 +70,20 @@ class ReceiveWeights(_Message, tag="receive_weights"):
     store_address: str = ""  # "host:port" of the collective transport's rendezvous; else empty
 
 
-class SaveCheckpoint(_Message, tag="save_checkpoint"):
+class SaveCheckpoint(_Message, frozen=True, tag="save_checkpoint"):
     """To the trainer: write optimizer and model state below `folder` (exists, empty)."""
 
     step: int
     folder: str
 
 
-class Stop(_Message, tag="stop"):
+class Stop(_Message, frozen=True, tag="stop"):
     """To any executor: finish nothing more, leave cleanly with code 0."""
 
     reason: str
 
 
-class Ping(_Message, tag="ping"):
+class Ping(_Message, frozen=True, tag="ping"):
     """To any executor, once per heartbeat interval: the controller is alive."""
 
     sequence: int
@@ -92,7 +92,7 @@ class Ping(_Message, tag="ping"):
 # ---------------------------------------------------------------- executor -> controller
 
 
-class Hello(_Message, tag="hello"):
+class Hello(_Message, frozen=True, tag="hello"):
     """First message of an executor: all its ranks are up and its model is loaded."""
 
     executor: str  # "trainer", "generator.1", "reward"
@@ -103,14 +103,14 @@ class Hello(_Message, tag="hello"):
     detail: dict[str, str] = {}
 
 
-class Heartbeat(_Message, tag="heartbeat"):
+class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     """Sent by a background thread; `sequence` rises, wall clocks are never compared."""
 
     sequence: int
     activity: str = ""  # what the main loop is in: "decode", "train step 12", "idle", ...
 
 
-class Generated(_Message, tag="generated"):
+class Generated(_Message, frozen=True, tag="generated"):
     """Groups that are complete. `tokens` counts prompt tokens prefilled and tokens decoded."""
 
     groups: list[GroupCompletions]
@@ -128,11 +128,11 @@ class GroupScores(msgspec.Struct, frozen=True, kw_only=True):
     t_end: float
 
 
-class Scored(_Message, tag="scored"):
+class Scored(_Message, frozen=True, tag="scored"):
     groups: list[GroupScores]
 
 
-class Trained(_Message, tag="trained"):
+class Trained(_Message, frozen=True, tag="trained"):
     """One optimizer step is done; the policy version is now `version`."""
 
     step: int
@@ -141,7 +141,7 @@ class Trained(_Message, tag="trained"):
     logprobs: Array  # float32 [N], the trainer's, in the order of the batch's completion_ids
 
 
-class WeightsPublished(_Message, tag="weights_published"):
+class WeightsPublished(_Message, frozen=True, tag="weights_published"):
     """The trainer has handed over `version` and may go on training."""
 
     version: int
@@ -151,7 +151,7 @@ class WeightsPublished(_Message, tag="weights_published"):
     seconds: float  # for which the trainer was kept from training
 
 
-class WeightsReceived(_Message, tag="weights_received"):
+class WeightsReceived(_Message, frozen=True, tag="weights_received"):
     """A generator has verified `version` and now samples with it."""
 
     version: int
@@ -160,13 +160,13 @@ class WeightsReceived(_Message, tag="weights_received"):
     seconds: float  # from the request to the switch
 
 
-class CheckpointSaved(_Message, tag="checkpoint_saved"):
+class CheckpointSaved(_Message, frozen=True, tag="checkpoint_saved"):
     step: int
     folder: str
     seconds: float
 
 
-class Failure(_Message, tag="failure"):
+class Failure(_Message, frozen=True, tag="failure"):
     """An exception in some rank, with the original traceback. The executor is going down."""
 
     executor: str
