@@ -1,8 +1,8 @@
 """The configuration: one pydantic model per block, free of logic; cross-field rules in `checks.py`.
 
-Every default runs on a laptop. Field descriptions are the text of docs/config.md, which is
-generated from here (`llamarl-hpc config-docs`, kept current by a test). Names are the field's:
-TRL's and Hugging Face's for the algorithm, Slurm's long options for resources.
+Every default runs on a laptop. Field descriptions are the text of docs/config.md, which
+`make docs` generates from here (a test keeps it current). Names are the field's: TRL's and
+Hugging Face's for the algorithm, Slurm's long options for resources.
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Block(BaseModel):
-    """A block of the config. Unknown keys are errors; values do not change after loading."""
+    """A block of the config. Unknown keys are errors; values do not change after loading.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    Strict: `max_steps: true`, `save_steps: 1.5` and an unquoted `time: 12:30` (750 in YAML) are
+    errors and not guesses.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 class ModelConfig(Block):
@@ -67,7 +73,10 @@ class DataConfig(Block):
         description="Held-out file in the same form. Without it `evaluation.num_prompts` rows "
         "of `path`, chosen by content hash, are held out of training.",
     )
-    prompt: str = Field("question", description="Column with the question.")
+    prompt: str | list[str] = Field(
+        "question",
+        description="Column with the question; several columns are joined by a blank.",
+    )
     answer: str = Field(
         "answer",
         description="Column with the reference answer. In GSM8K form the part after `####` counts.",
@@ -173,11 +182,6 @@ class AlgorithmConfig(Block):
         description="Optimizer steps by which the oldest token of a rollout may lag behind the "
         "trainer when it is consumed. 0: synchronous, on-policy. Kept by admission.",
     )
-    staleness_policy: Literal["wait", "drop", "train"] = Field(
-        "wait",
-        description="What happens to the rare group that is late all the same (after a replica "
-        "was lost): generate it again, drop it from the batch, or train on it.",
-    )
     in_flight_weight_updates: bool = Field(
         False,
         description="Switch weights in the middle of completions instead of between them.",
@@ -247,9 +251,6 @@ class GeneratorConfig(Block):
     prefill_tokens: PositiveInt = Field(
         2048, description="Prompt tokens computed in one step at most."
     )
-    max_restarts: NonNegativeInt = Field(
-        3, description="Times a dead replica is started again in one attempt."
-    )
 
 
 class WeightSyncConfig(Block):
@@ -268,12 +269,14 @@ class WeightSyncConfig(Block):
 class StorageConfig(Block):
     """Rollouts in HDF5."""
 
-    compression: Literal["none", "gzip", "lzf"] = Field("gzip", description="Built-in filters.")
-    segment_rollouts: PositiveInt = Field(
-        65_536, description="A segment is closed after so many rollouts."
+    compression: Literal["none", "gzip", "lzf"] = Field(
+        "gzip", description="Filter of closed segments; each is built into HDF5 or h5py."
     )
-    file_locking: Literal["auto", "on", "off"] = Field(
-        "auto", description="HDF5 file locks; `auto` tries the file system once."
+    segment_rollouts: PositiveInt = Field(
+        65_536, description="A segment is closed after so many rollouts,"
+    )
+    segment_mb: PositiveInt = Field(
+        128, description="or so many MiB before compression, or 64 flushes."
     )
 
 
@@ -297,20 +300,24 @@ class ChannelConfig(Block):
     startup_timeout_s: PositiveFloat = Field(
         600.0, description="Every executor must have said hello by then; the missing are named."
     )
+    reply_timeout_s: PositiveFloat = Field(
+        3600.0,
+        description="An executor that leaves a request unanswered for so long is named and "
+        "killed, although its heart beats.",
+    )
     max_message_mb: PositiveInt = Field(512, description="Larger messages are refused.")
 
 
 class LaunchConfig(Block):
     """How job steps are started."""
 
-    launcher: Literal["auto", "mpiexec", "srun"] = Field(
-        "auto", description="`auto`: srun inside a Slurm allocation, else mpiexec."
-    )
-    mpi: str | None = Field(None, description="srun's --mpi flag, e.g. `pmix`, `pmi2`.")
-    extra_args: list[str] = Field(
-        default_factory=list, description="More arguments for mpiexec or srun."
-    )
+    extra_args: list[str] = Field(default_factory=list, description="More arguments for mpiexec.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment of every executor.")
+    max_restarts: NonNegativeInt = Field(
+        3,
+        description="Times a dead generator replica (or the reward executor) is started again "
+        "in one attempt.",
+    )
 
 
 class ResourceConfig(Block):
@@ -340,6 +347,10 @@ class ResourcesConfig(Block):
     reward: ResourceConfig = Field(default_factory=lambda: ResourceConfig())
 
 
+def _default_rewards() -> list[MathAnswerReward | PythonReward]:
+    return [MathAnswerReward()]
+
+
 class Config(Block):
     """A whole run."""
 
@@ -349,7 +360,7 @@ class Config(Block):
     data: DataConfig = Field(default_factory=lambda: DataConfig())
     rollout: RolloutConfig = Field(default_factory=lambda: RolloutConfig())
     rewards: list[RewardConfig] = Field(
-        default_factory=lambda: [MathAnswerReward()],
+        default_factory=_default_rewards,
         min_length=1,
         description="Components; the reward is their weighted sum.",
     )

@@ -1,0 +1,174 @@
+"""Rules between keys: what each key allows on its own, but not together. Changes nothing.
+
+A rule is a function that yields sentences: which keys, with which values, and what to do. All of
+them are reported at once, so that a user does not meet them one run at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.errors import ConfigError
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError when keys contradict each other; one sentence per contradiction."""
+    rules = (_data, _group, _lengths, _algorithm, _steps, _rewards, _optimizer, _processes)
+    sentences = [sentence for rule in rules for sentence in rule(config)]
+    if sentences:
+        raise ConfigError("\n".join(sentences))
+
+
+def check_model(config: Config, context_length: int) -> None:
+    """Raise ConfigError when prompt and completion may not fit the model's context.
+
+    `context_length` is the model's own limit in tokens; `model.max_context` can only lower it.
+    """
+    limit, rollout = config.model.max_context or context_length, config.rollout
+    if limit > context_length:
+        raise ConfigError(
+            f"model.max_context is {limit} but the model was made for {context_length} tokens; "
+            "lower it or remove it"
+        )
+    longest = rollout.max_prompt_length + rollout.max_completion_length
+    if longest > limit:
+        raise ConfigError(
+            f"rollout.max_prompt_length {rollout.max_prompt_length} plus "
+            f"rollout.max_completion_length {rollout.max_completion_length} is {longest} tokens "
+            f"but the context is {limit}; lower one of them"
+        )
+
+
+def _data(config: Config) -> Iterator[str]:
+    data = config.data
+    if data.path is None and not data.tasks:
+        yield "there is no data: set data.path to a file or data.tasks to generated tasks"
+    if "{prompt}" not in data.prompt_format:
+        yield (
+            f"data.prompt_format is {data.prompt_format!r} without '{{prompt}}', so every "
+            "question would read the same; add '{prompt}'"
+        )
+    if data.prompt == []:
+        yield "data.prompt is an empty list; name the column with the question"
+    if data.system_prompt is not None and data.template == "plain":
+        yield (
+            "data.system_prompt has no place in data.template 'plain'; put it into "
+            "data.prompt_format or use 'chat'"
+        )
+
+
+def _group(config: Config) -> Iterator[str]:
+    group = config.rollout.num_generations
+    if group == 1:
+        yield (
+            f"rollout.num_generations is 1 but algorithm.advantage "
+            f"'{config.algorithm.advantage}' compares the completions of one prompt with each "
+            "other; set rollout.num_generations to 2 or more"
+        )
+    for key, number in (
+        ("rollout.num_generations", group),
+        ("evaluation.num_generations", config.evaluation.num_generations),
+    ):
+        if number > config.generator.max_concurrency:
+            yield (
+                f"{key} is {number} but generator.max_concurrency is "
+                f"{config.generator.max_concurrency}, and a group is decoded at one time; raise "
+                "generator.max_concurrency"
+            )
+    rollouts = group * config.rollout.prompts_per_step
+    ranks = config.resources.trainer.num_ranks
+    if rollouts < ranks:
+        yield (
+            f"a step has {rollouts} rollouts (rollout.prompts_per_step x num_generations) for "
+            f"{ranks} trainer ranks; raise rollout.prompts_per_step or lower "
+            "resources.trainer.ntasks_per_node"
+        )
+
+
+def _lengths(config: Config) -> Iterator[str]:
+    rollout = config.rollout
+    longest = rollout.max_prompt_length + rollout.max_completion_length
+    if config.trainer.micro_batch_tokens < longest:
+        yield (
+            f"trainer.micro_batch_tokens is {config.trainer.micro_batch_tokens} but one row can "
+            f"have {longest} tokens (rollout.max_prompt_length + max_completion_length); raise "
+            f"it to {longest} or more"
+        )
+    if config.model.max_context is not None and longest > config.model.max_context:
+        yield (
+            f"rollout.max_prompt_length {rollout.max_prompt_length} plus "
+            f"rollout.max_completion_length {rollout.max_completion_length} is {longest} tokens "
+            f"but model.max_context is {config.model.max_context}; lower one of them"
+        )
+
+
+def _algorithm(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.loss_type.startswith("aipo") and algorithm.rho < 1.0:
+        yield (
+            f"algorithm.rho is {algorithm.rho}, which would shrink even on-policy gradients "
+            "(weight 1); set it to 1 or more (2 to 10 is usual)"
+        )
+    if algorithm.loss_type == "ppo" and algorithm.epsilon >= 1.0:
+        yield (
+            f"algorithm.epsilon is {algorithm.epsilon}, so the lower clip 1 - epsilon would not "
+            "be positive; set it below 1"
+        )
+    if algorithm.in_flight_weight_updates and algorithm.max_staleness == 0:
+        yield (
+            "algorithm.in_flight_weight_updates is true but algorithm.max_staleness 0 forbids "
+            "completions of mixed versions; set max_staleness to 1 or more"
+        )
+
+
+def _steps(config: Config) -> Iterator[str]:
+    trainer, evaluation = config.trainer, config.evaluation
+    if trainer.eval_steps > 0 and evaluation.num_prompts == 0:
+        yield (
+            f"trainer.eval_steps is {trainer.eval_steps} but evaluation.num_prompts is 0; set "
+            "both or neither"
+        )
+    if trainer.warmup_steps > trainer.max_steps:
+        yield (
+            f"trainer.warmup_steps is {trainer.warmup_steps} but the run has only "
+            f"{trainer.max_steps} steps (trainer.max_steps); lower trainer.warmup_steps"
+        )
+
+
+def _rewards(config: Config) -> Iterator[str]:
+    names = [
+        reward.name or (reward.function.rpartition(":")[2] if reward.kind == "python" else "")
+        for reward in config.rewards
+    ]
+    for name, number in Counter(names).items():
+        if number > 1:
+            yield f"{number} rewards are called '{name}'; give each its own name (rewards.N.name)"
+        if not name or "/" in name:
+            yield f"'{name}' cannot name a reward; wanted text without '/' in rewards.N.name"
+    if all(reward.weight == 0.0 for reward in config.rewards):
+        yield "every rewards.N.weight is 0, so nothing can be learnt; set one to another value"
+
+
+def _optimizer(config: Config) -> Iterator[str]:
+    for key in ("adam_beta1", "adam_beta2"):
+        value = getattr(config.trainer, key)
+        if value >= 1.0:
+            yield f"trainer.{key} is {value}, an average that never moves; set it below 1"
+
+
+def _processes(config: Config) -> Iterator[str]:
+    channels, resources = config.channels, config.resources
+    if channels.heartbeat_timeout_s <= channels.heartbeat_s:
+        yield (
+            f"channels.heartbeat_timeout_s {channels.heartbeat_timeout_s:g} is not above "
+            f"channels.heartbeat_s {channels.heartbeat_s:g}, so every executor would be taken "
+            "for dead; raise it to several heartbeats"
+        )
+    nodes = max(resources.trainer.nodes, resources.generator.nodes)
+    if config.weight_sync.transport == "shared_memory" and nodes > 1:
+        yield (
+            f"weight_sync.transport 'shared_memory' works on one node but an executor has "
+            f"{nodes}; use 'collective' or 'auto'"
+        )

@@ -1,0 +1,140 @@
+"""Rules between keys: each contradiction is named with its values and the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llamarl_hpc.config.checks import check, check_model
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.errors import ConfigError
+
+TASKS = {"tasks": [{"name": "chain_sum"}]}
+
+
+def make(**blocks: Any) -> Config:
+    return Config.model_validate({"data": TASKS, **blocks})
+
+
+def refusal(**blocks: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(make(**blocks))
+    return str(caught.value)
+
+
+def test_the_defaults_with_data_are_consistent() -> None:
+    check(make())
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        ({"data": {}}, "there is no data: set data.path"),
+        ({"data": TASKS | {"prompt_format": "x"}}, "data.prompt_format is 'x' without"),
+        ({"data": TASKS | {"prompt": []}}, "data.prompt is an empty list"),
+        (
+            {"data": TASKS | {"template": "plain", "system_prompt": "be brief"}},
+            "data.system_prompt has no place in data.template 'plain'",
+        ),
+        (
+            {"rollout": {"num_generations": 1}},
+            "rollout.num_generations is 1 but algorithm.advantage 'group_mean'",
+        ),
+        (
+            {"rollout": {"num_generations": 1}, "algorithm": {"advantage": "rloo"}},
+            "algorithm.advantage 'rloo'",
+        ),
+        (
+            {"rollout": {"num_generations": 16}, "generator": {"max_concurrency": 8}},
+            "rollout.num_generations is 16 but generator.max_concurrency is 8",
+        ),
+        (
+            {"evaluation": {"num_generations": 16}, "generator": {"max_concurrency": 8}},
+            "evaluation.num_generations is 16 but generator.max_concurrency is 8",
+        ),
+        (
+            {
+                "rollout": {"num_generations": 2, "prompts_per_step": 1},
+                "resources": {"trainer": {"ntasks_per_node": 4}},
+            },
+            "a step has 2 rollouts (rollout.prompts_per_step x num_generations) for 4 trainer",
+        ),
+        (
+            {"trainer": {"micro_batch_tokens": 383}},
+            "trainer.micro_batch_tokens is 383 but one row can have 384 tokens",
+        ),
+        ({"model": {"max_context": 383}}, "is 384 tokens but model.max_context is 383"),
+        ({"algorithm": {"rho": 0.5}}, "algorithm.rho is 0.5"),
+        ({"algorithm": {"loss_type": "ppo", "epsilon": 1.0}}, "algorithm.epsilon is 1.0"),
+        (
+            {"algorithm": {"in_flight_weight_updates": True, "max_staleness": 0}},
+            "algorithm.max_staleness 0 forbids completions of mixed versions",
+        ),
+        (
+            {"trainer": {"eval_steps": 10}, "evaluation": {"num_prompts": 0}},
+            "trainer.eval_steps is 10 but evaluation.num_prompts is 0",
+        ),
+        (
+            {"trainer": {"max_steps": 5, "warmup_steps": 6}},
+            "trainer.warmup_steps is 6 but the run has only 5 steps",
+        ),
+        ({"trainer": {"adam_beta2": 1.0}}, "trainer.adam_beta2 is 1.0"),
+        (
+            {"rewards": [{"kind": "python", "function": f} for f in ("a:f", "b:f")]},
+            "2 rewards are called 'f'",
+        ),
+        ({"rewards": [{"kind": "math_answer", "name": "a/b"}]}, "'a/b' cannot name a reward"),
+        ({"rewards": [{"kind": "math_answer", "weight": 0.0}]}, "every rewards.N.weight is 0"),
+        (
+            {"channels": {"heartbeat_s": 60.0}},
+            "channels.heartbeat_timeout_s 60 is not above channels.heartbeat_s 60",
+        ),
+        (
+            {
+                "weight_sync": {"transport": "shared_memory"},
+                "resources": {"trainer": {"nodes": 2}},
+            },
+            "'shared_memory' works on one node but an executor has 2",
+        ),
+    ],
+)
+def test_a_contradiction_is_one_sentence(blocks: dict[str, Any], said: str) -> None:
+    message = refusal(**blocks)
+    assert said in message
+    assert len(message.splitlines()) == 1
+
+
+def test_all_contradictions_are_told_at_once() -> None:
+    message = refusal(data={}, rollout={"num_generations": 1}, algorithm={"rho": 0.5})
+    assert len(message.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        {"trainer": {"micro_batch_tokens": 384}},
+        {"model": {"max_context": 384}},
+        {"algorithm": {"rho": 1.0}},
+        {"algorithm": {"loss_type": "reinforce", "rho": 0.5}},
+        {"trainer": {"max_steps": 5, "warmup_steps": 5}},
+        {"evaluation": {"num_prompts": 0}},
+        {"rollout": {"num_generations": 64}},
+    ],
+)
+def test_values_at_the_limit_are_allowed(blocks: dict[str, Any]) -> None:
+    check(make(**blocks))
+
+
+def test_prompt_and_completion_must_fit_the_models_context() -> None:
+    check_model(make(), 384)
+    with pytest.raises(ConfigError, match=r"256 plus .* 128 is 384 tokens but the context is 383"):
+        check_model(make(), 383)
+
+
+def test_max_context_lowers_the_limit_but_never_raises_it() -> None:
+    check_model(make(model={"max_context": 400}), 2048)
+    with pytest.raises(ConfigError, match="384 tokens but the context is 300"):
+        check_model(make(model={"max_context": 300}), 2048)
+    with pytest.raises(ConfigError, match="was made for 2048 tokens"):
+        check_model(make(model={"max_context": 4096}), 2048)
