@@ -1,4 +1,6 @@
-"""Who am I in this job: the only module that reads the launcher's environment (SLURM_*, MPI).
+"""Which executors there are, what each one gets, and who this process is among them.
+
+The only module that reads the launcher's environment (SLURM_*, MPI).
 
 `detect()` is called once, at the start of an executor's rank. A process that our launcher did not
 start (no LLAMARL_EXECUTOR in its environment) is always a world of one, even in a shell that
@@ -9,9 +11,11 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.errors import ExecutorFailed
 
 MARKER = "LLAMARL_EXECUTOR"  # set by launch/steps.py for every rank it starts
@@ -19,6 +23,27 @@ MARKER = "LLAMARL_EXECUTOR"  # set by launch/steps.py for every rank it starts
 # What each launcher calls the number of ranks of this step; the first that is set is compared
 # with MPI's own answer, so that an MPI that cannot talk to the launcher is noticed at once.
 _SIZE_VARIABLES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE")
+
+
+def role_of(executor: str) -> str:
+    """`generator.1` -> `generator`."""
+    return executor.partition(".")[0]
+
+
+def executor_names(config: Config) -> list[str]:
+    """All executors of a run, in the order in which they are started."""
+    generators = [f"generator.{k}" for k in range(config.generator.replicas)]
+    return ["trainer", *generators, "reward"]
+
+
+def resources_of(config: Config, executor: str) -> ResourceConfig:
+    resources: ResourceConfig = getattr(config.resources, role_of(executor))
+    return resources
+
+
+def device_of(config: Config, executor: str) -> str:
+    """`cuda` when the executor asks for GPUs, else `cpu`."""
+    return "cuda" if resources_of(config, executor).gpus_per_node else "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +77,23 @@ class World:
         if self.comm is not None:
             self.comm.Barrier()
 
+    def share(self, command: Any = None) -> Any:
+        """The leader's `command` on every rank; the others sleep while they wait for it.
+
+        MPI's own broadcast spins on a core, which the trainer's neighbours on a laptop need.
+        """
+        if self.comm is None or self.size == 1:
+            return command
+        if self.is_leader:
+            for request in [self.comm.isend(command, dest=r) for r in range(1, self.size)]:
+                request.wait()
+            return command
+        pause_s = 0.0005
+        while not self.comm.Iprobe(source=0):
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.01)
+        return self.comm.recv(source=0)
+
     def abort(self, code: int) -> None:
         """End every rank of this world at once, without waiting for anybody."""
         if self.comm is not None and self.size > 1:
@@ -77,7 +119,7 @@ def detect() -> World:
             comm.rank,
             socket.gethostname(),
             f"the launcher started {announced} ranks but MPI sees {comm.size} ({version}); "
-            "set launch.mpi (srun --mpi=pmix or pmi2) or use the mpiexec of this MPI",
+            "start it with the mpiexec of the MPI that mpi4py found",
         )
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     return World(

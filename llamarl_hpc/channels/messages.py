@@ -166,16 +166,6 @@ class CheckpointSaved(_Message, frozen=True, tag="checkpoint_saved"):
     seconds: float
 
 
-class Failure(_Message, frozen=True, tag="failure"):
-    """An exception in some rank, with the original traceback. The executor is going down."""
-
-    executor: str
-    rank: int
-    host: str
-    reason: str
-    traceback: str
-
-
 ToExecutor = (
     Generate | Score | Train | PublishWeights | ReceiveWeights | SaveCheckpoint | Stop | Ping
 )
@@ -188,5 +178,4 @@ ToController = (
     | WeightsPublished
     | WeightsReceived
     | CheckpointSaved
-    | Failure
 )

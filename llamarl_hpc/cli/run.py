@@ -1,0 +1,65 @@
+"""`llamarl-hpc run` and `llamarl-hpc resume`: a run on this machine, from config to table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a key, e.g. --set trainer.max_steps=10. Repeatable."),
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live display.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add both commands to the app."""
+    app.command("run")(run)
+    app.command("resume")(resume)
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="YAML file, e.g. experiments/quickstart.yaml")],
+    overrides: Overrides = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="Make the run folder here.")
+    ] = None,
+    plain: Plain = False,
+) -> None:
+    """Start a run here. Ctrl-C stops cleanly and says how to go on."""
+    from llamarl_hpc.config.load import load_config
+    from llamarl_hpc.launch.local import create_run
+
+    settings = load_config(config, overrides or [])
+    folder = create_run(settings, run_dir)
+    typer.echo(f"run folder: {folder.path}")
+    _attempt(folder, plain)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    overrides: Overrides = None,
+    plain: Plain = False,
+) -> None:
+    """Continue a run from its newest valid checkpoint, as the next attempt in the same folder."""
+    from llamarl_hpc.launch.local import change_settings
+    from llamarl_hpc.run_dir import RunDir
+
+    folder = RunDir.open(run)
+    change_settings(folder, overrides or [])
+    _attempt(folder, plain)
+
+
+def _attempt(folder: "RunDir", plain: bool) -> None:  # noqa: F821
+    from llamarl_hpc.cli.summary import print_summary
+    from llamarl_hpc.errors import StoppedBySignal
+    from llamarl_hpc.launch.local import run_attempt
+
+    try:
+        run_attempt(folder, force_plain=plain)
+    except StoppedBySignal:
+        print_summary(folder)
+        raise
+    print_summary(folder)

@@ -1,0 +1,80 @@
+"""One evaluation of the held-out prompts under one policy version."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from llamarl_hpc.batching.buffer import ScoredGroup
+from llamarl_hpc.controller.schedule import Replica
+from llamarl_hpc.types import Prompt
+
+_CORRECT = 0.5  # a reward component above this counts as a right answer
+
+
+class Evaluation:
+    """Group numbers first_id .. first_id + len(prompts) - 1; only replicas at `version` count."""
+
+    def __init__(
+        self, version: int, prompts: Sequence[Prompt], *, first_id: int, component: str
+    ) -> None:
+        self.version, self.first_id, self.component = version, first_id, component
+        self.t_start = time.time()
+        self._prompts = prompts
+        self._waiting = list(range(first_id, first_id + len(prompts)))
+        self._results: dict[int, list[bool]] = {}  # group -> right or wrong, per completion
+        self._lengths: list[int] = []
+
+    def prompt_of(self, number: int) -> Prompt:
+        return self._prompts[number - self.first_id]
+
+    @property
+    def next_id(self) -> int:
+        """First group number that this evaluation does not use."""
+        return self.first_id + len(self._prompts)
+
+    def assign(self, replicas: Sequence[Replica]) -> list[tuple[str, int]]:
+        """(replica, number) for everything that has not been sent out, spread evenly."""
+        able = sorted(r.name for r in replicas if r.version == self.version)
+        if not able:
+            return []
+        numbers, self._waiting = sorted(self._waiting), []
+        return [(able[k % len(able)], number) for k, number in enumerate(numbers)]
+
+    def give_back(self, number: int) -> None:
+        """The replica that had it is gone."""
+        heapq.heappush(self._waiting, number)
+
+    def add(self, group: ScoredGroup) -> None:
+        values = group.rewards.get(self.component) or group.reward
+        self._results[group.ticket] = [(value or 0.0) > _CORRECT for value in values]
+        self._lengths += [len(c.token_ids) for c in group.completions]
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._results) == len(self._prompts)
+
+    def is_stuck(self, replicas: Sequence[Replica], trainer_version: int) -> bool:
+        """Groups wait for weights that no replica holds or can still get."""
+        return bool(
+            self._waiting
+            and trainer_version > self.version
+            and not any(r.version == self.version for r in replicas if r.ready)
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """avg@k and pass@k over the prompts, k = completions per prompt; counts for intervals."""
+        rows = list(self._results.values())
+        k = len(rows[0])
+        prefix = "eval/heldout"
+        return {
+            f"{prefix}/avg@{k}": float(np.mean([np.mean(row) for row in rows])),
+            f"{prefix}/pass@{k}": float(np.mean([any(row) for row in rows])),
+            f"{prefix}/num_prompts": len(rows),
+            f"{prefix}/num_correct": float(np.sum([np.mean(row) for row in rows])),
+            f"{prefix}/mean_length": float(np.mean(self._lengths)),
+            f"{prefix}/seconds": time.time() - self.t_start,
+        }

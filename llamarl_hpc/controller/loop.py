@@ -1,0 +1,502 @@
+"""The controller's main loop: one optimizer step after the other, everything else beside it.
+
+    prompts -> generation -> rewards -> buffer -> training -> weight sync -> generation
+               `--------- RolloutFlow --------'    Controller   WeightFlow
+
+Tasks of this process, and what each waits for:
+  train        (main)  the batch of the next step, then the trainer's answers
+  listen               any executor's message; hands it to the flow it belongs to
+  watch_exits          the end of a job step; restarts replicas, ends the run with the trainer
+  watch_heartbeats     nothing; kills executors that fell silent
+  watch_replies        nothing; kills executors that leave a request unanswered
+  show                 nothing; refreshes the display
+No task holds a lock; all state is changed between two awaits, then `Bell.ring` wakes the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from llamarl_hpc.batching.buffer import (
+    ScoredGroup,
+    advantages_of,
+    make_train_batch,
+    split_by_rollout,
+)
+from llamarl_hpc.batching.staleness import staleness
+from llamarl_hpc.channels.base import ControllerEnd
+from llamarl_hpc.channels.messages import (
+    CheckpointSaved,
+    Generated,
+    Hello,
+    SaveCheckpoint,
+    Scored,
+    ToController,
+    ToExecutor,
+    Train,
+    Trained,
+    WeightsPublished,
+    WeightsReceived,
+)
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.bell import Bell
+from llamarl_hpc.controller.evaluation import Evaluation
+from llamarl_hpc.controller.fleet import Fleet, Member
+from llamarl_hpc.controller.records import record_of
+from llamarl_hpc.controller.rollouts import RolloutFlow
+from llamarl_hpc.controller.schedule import Replica, Schedule
+from llamarl_hpc.controller.snapshot import take_snapshot
+from llamarl_hpc.controller.state import RunState
+from llamarl_hpc.controller.step_metrics import batch_metrics
+from llamarl_hpc.controller.supervisor import Supervisor
+from llamarl_hpc.controller.weights import WeightFlow
+from llamarl_hpc.errors import ChannelError, ExecutorFailed, LlamarlError, StoppedBySignal
+from llamarl_hpc.observability.metrics_log import MetricsLog
+from llamarl_hpc.observability.progress import Progress
+from llamarl_hpc.observability.trace import Tracer
+from llamarl_hpc.placement import executor_names, role_of
+from llamarl_hpc.prompts.dataset import PromptSet
+from llamarl_hpc.prompts.cursor import PromptCursor
+from llamarl_hpc.storage.checkpoint import CheckpointStore
+from llamarl_hpc.storage.rollout_store import RolloutWriter
+from llamarl_hpc.types import Array, Purpose, Status
+
+log = logging.getLogger(__name__)
+Answer = TypeVar("Answer", Trained, CheckpointSaved)
+_FLUSH_TIMEOUT_S = 120.0
+_QUEUE_DEPTH = 2  # completions at a replica, as a multiple of what it decodes at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the controller works with; made by `controller/assemble.py`, replaced in tests."""
+
+    channel: ControllerEnd
+    supervisor: Supervisor
+    cursor: PromptCursor
+    heldout: PromptSet
+    writer: RolloutWriter
+    checkpoints: CheckpointStore
+    metrics: MetricsLog
+    progress: Progress
+    tracer: Tracer
+
+
+class Controller:
+    """One attempt of a run. `run()` returns when it is done and raises why it is not."""
+
+    def __init__(self, config: Config, attempt: int, parts: Parts, state: RunState) -> None:
+        self.config, self.attempt, self.parts, self.state = config, attempt, parts, state
+        self.bell = Bell()
+        self.stop_reason = ""
+        replicas = {n: Replica(n) for n in executor_names(config) if role_of(n) == "generator"}
+        self.schedule = self._make_schedule(replicas)
+        self.fleet = Fleet(config, parts.channel, parts.supervisor, self.bell)
+        self.fleet.on_lost = self._on_lost
+        self.flow = RolloutFlow(
+            config,
+            fleet=self.fleet,
+            bell=self.bell,
+            schedule=self.schedule,
+            prompt_of=parts.cursor.prompt_at,
+            store=parts.writer.append,
+            attempt=attempt,
+        )
+        self.weights = WeightFlow(config, self.fleet, self.bell, replicas)
+        self.weights.is_held = self._evaluation_needs_older_weights
+        self.started = time.monotonic()
+        self.last_metrics: dict[str, float] = {}
+        self.accuracies: list[tuple[int, float]] = []  # (policy version, held-out accuracy)
+        self.phase = "start executors"
+        self._answer: ToController | None = None  # the trainer's
+        self._last_checkpoint = state.step if state.resumed else -1
+        self._step_end = time.monotonic()
+        self._main: asyncio.Task[None] | None = None
+
+    def _make_schedule(self, replicas: dict[str, Replica]) -> Schedule:
+        rollout = self.config.rollout
+        room = max(self.config.generator.max_concurrency * _QUEUE_DEPTH, rollout.num_generations)
+        return Schedule(
+            prompts_per_step=rollout.prompts_per_step,
+            num_generations=rollout.num_generations,
+            max_staleness=self.config.algorithm.max_staleness,
+            max_outstanding=room,
+            next_ticket=self.state.step * rollout.prompts_per_step,
+            end_ticket=self.config.trainer.max_steps * rollout.prompts_per_step,
+            skipped_steps=self.state.step - self.state.policy_version,
+            replicas=replicas,
+        )
+
+    # ------------------------------------------------------------------ life of an attempt
+
+    async def run(self) -> None:
+        """Raises StoppedBySignal, ExecutorFailed or ConfigError; plain return: all steps done."""
+        self._main = asyncio.current_task()
+        self._listen_to_signals()
+        reason = "the run was cut short"
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                beside = [
+                    tasks.create_task(task)
+                    for task in (
+                        self._listen(),
+                        self.fleet.watch_exits(),
+                        self.fleet.watch_heartbeats(),
+                        self._watch_replies(),
+                        self._show(),
+                    )
+                ]
+                await self._train()
+                for task in beside:
+                    task.cancel()
+            reason = self.stop_reason or "the run is complete"
+        except BaseExceptionGroup as group:
+            error = _first_cause(group)
+            reason = str(error).splitlines()[0]
+            raise error from group
+        except asyncio.CancelledError:
+            reason = f"stopped at once ({self.stop_reason}), without a new checkpoint"
+            raise StoppedBySignal(reason) from None
+        finally:
+            await self._leave(reason)
+        if self.stop_reason:
+            raise StoppedBySignal(
+                f"stopped by {self.stop_reason} after step {self.state.step} of "
+                f"{self.config.trainer.max_steps}, with a checkpoint"
+            )
+
+    async def _leave(self, reason: str) -> None:
+        """Close the books, then the executors; works after any failure."""
+        abandoned = self.flow.abandon_all(reason)
+        if abandoned:
+            log.info("%d groups were on their way and are abandoned: %s", abandoned, reason)
+        await self.fleet.stop(reason)
+        await asyncio.to_thread(self.parts.writer.close)
+        self.parts.metrics.close()
+        await self.parts.channel.close()
+        self.parts.progress.close()
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+            loop.add_signal_handler(number, self.request_stop, signal.Signals(number).name)
+
+    def request_stop(self, reason: str) -> None:
+        """Stop after the current optimizer step; asked twice by Ctrl-C: stop at once."""
+        if self.stop_reason and reason == "SIGINT" and self._main is not None:
+            self._main.cancel()
+        self.stop_reason = self.stop_reason or reason
+        self.phase = "stop after this step"
+        self.parts.progress.note(f"{reason}: stopping after this step, with a checkpoint")
+        self.bell.ring()
+
+    # ------------------------------------------------------------------ training
+
+    async def _train(self) -> None:
+        await self.fleet.start(is_stopped=lambda: bool(self.stop_reason))
+        self.phase = "first weights"
+        wanted = self.config.evaluation
+        if not self.state.resumed and wanted.at_start:
+            self._begin_evaluation()
+        await self._drive(lambda: all(r.version >= 0 for r in self.schedule.replicas.values()))
+        self._step_end = time.monotonic()
+        while self.state.step < self.config.trainer.max_steps:
+            self.phase = "train"
+            if not await self._drive(lambda: not self.flow.buffer.missing(self.state.step)):
+                break
+            await self._step(self.flow.buffer.take(self.state.step))
+            await self._after_step()
+        await self._finish()
+
+    async def _drive(self, done: Callable[[], bool]) -> bool:
+        """Keep weights and evaluation going until `done`. False: asked to stop."""
+        while not self.stop_reason:
+            self._settle_evaluation()
+            if self.weights.is_due(self.state.policy_version):
+                await self.weights.publish(self.state.policy_version)
+                continue
+            await self.flow.pump()
+            if done():
+                return True
+            await self.bell.until(lambda: bool(done() or self._has_chores()))
+        return False
+
+    def _has_chores(self) -> bool:
+        return bool(
+            self.stop_reason
+            or self.weights.is_due(self.state.policy_version)
+            or self._evaluation_is_over()
+        )
+
+    async def _step(self, groups: list[ScoredGroup]) -> None:
+        """One optimizer step, its publication, and its row in every book."""
+        step, trainer_version = self.state.step, self.state.policy_version
+        waited_s = time.monotonic() - self._step_end
+        rollout, algorithm = self.config.rollout, self.config.algorithm
+        batch = make_train_batch(
+            groups,
+            step=step,
+            temperature=rollout.temperature,
+            advantage=algorithm.advantage,
+            mask_truncated=algorithm.mask_truncated,
+        )
+        trained = await self._ask_trainer(Train(batch=batch), Trained)
+        self.state = self.state.after_step(trained.version)
+        self.schedule.skipped_steps = self.state.step - self.state.policy_version
+        if self.weights.is_due(self.state.policy_version):
+            await self.weights.publish(self.state.policy_version)
+        await self.flow.pump()
+        logprobs = split_by_rollout(trained.logprobs, batch)
+        self._store_trained(groups, step, trainer_version, logprobs)
+        metrics = {
+            **trained.metrics,
+            **batch_metrics(groups, trainer_version=trainer_version),
+            **self._timings(groups, waited_s),
+        }
+        self._check_bound(metrics["staleness/max"])
+        self._log_step(step, metrics)
+
+    def _store_trained(
+        self,
+        groups: list[ScoredGroup],
+        step: int,
+        trainer_version: int,
+        logprobs: list[Array],
+    ) -> None:
+        start = 0
+        for group in groups:
+            end = start + len(group.completions)
+            self.parts.writer.append(
+                record_of(
+                    group,
+                    purpose=Purpose.TRAIN,
+                    status=Status.TRAINED,
+                    attempt=self.attempt,
+                    temperature=self.config.rollout.temperature,
+                    step=step,
+                    staleness=staleness(
+                        trainer_version=trainer_version, version_min=group.version_min
+                    ),
+                    advantage=advantages_of(group, self.config.algorithm.advantage).tolist(),
+                    logprobs_trainer=logprobs[start:end],
+                )
+            )
+            start = end
+        self.flow.forget_issues_below((step + 1) * self.config.rollout.prompts_per_step)
+
+    def _timings(self, groups: list[ScoredGroup], waited_s: float) -> dict[str, float]:
+        """Where the time since the last step went, per executor."""
+        now = time.monotonic()
+        step_s = now - self._step_end
+        self._step_end = now
+        busy = {name: self.flow.busy.take(name) for name in self.fleet.members}
+        generators = [busy[name] for name in self.schedule.replicas]
+        tokens = sum(group.num_tokens for group in groups)
+        return {
+            "time/step": step_s,
+            "time/wait_for_batch": waited_s,
+            "time/weight_sync": self.weights.last_seconds,
+            "time/weight_sync_blocking": self.weights.last_blocking_seconds,
+            "time/elapsed": self.state.elapsed_s + now - self.started,
+            "perf/completion_tokens_per_second": tokens / step_s,
+            "idle_ratio/trainer": min(1.0, waited_s / step_s),
+            "idle_ratio/generator": max(0.0, 1.0 - sum(generators) / len(generators) / step_s),
+            "idle_ratio/reward": max(0.0, 1.0 - busy["reward"] / step_s),
+            "buffer/groups": float(len(self.flow.buffer)),
+        }
+
+    def _check_bound(self, staleness_max: float) -> None:
+        bound = self.config.algorithm.max_staleness
+        assert staleness_max <= bound, f"staleness {staleness_max} exceeds the bound {bound}"
+
+    def _log_step(self, step: int, metrics: dict[str, float]) -> None:
+        self.last_metrics = metrics
+        self.parts.metrics.write_step(
+            step, policy_version=self.state.policy_version, attempt=self.attempt, metrics=metrics
+        )
+        self.parts.progress.step(take_snapshot(self))
+
+    async def _ask_trainer(self, message: ToExecutor, kind: type[Answer]) -> Answer:
+        """Send a command and wait for its answer, with a deadline that names the trainer."""
+        self._answer = None
+        await self.fleet.send("trainer", message)
+        limit = self.config.channels.reply_timeout_s
+        await self.bell.until(lambda: isinstance(self._answer, kind), timeout_s=limit)
+        if not isinstance(self._answer, kind):
+            raise ExecutorFailed(
+                "trainer",
+                0,
+                self.fleet.members["trainer"].host,
+                f"did not answer {type(message).__name__} within {limit:.0f} s "
+                "(channels.reply_timeout_s)",
+            )
+        return self._answer
+
+    # ------------------------------------------------------------------ after a step
+
+    async def _after_step(self) -> None:
+        trainer = self.config.trainer
+        step = self.state.step
+        is_last = step == trainer.max_steps
+        if trainer.save_steps and step % trainer.save_steps == 0 and not is_last:
+            await self._checkpoint()
+        else:
+            await asyncio.to_thread(self.parts.writer.flush, _FLUSH_TIMEOUT_S)
+        if trainer.eval_steps and step % trainer.eval_steps == 0 and not is_last:
+            self._begin_evaluation()
+
+    async def _checkpoint(self) -> None:
+        """Trainer state and controller state of one moment, complete or not at all."""
+        step = self.state.step
+        self.phase = "checkpoint"
+        folder = self.parts.checkpoints.begin(step)
+        with self.parts.tracer.span("checkpoint", step=step):
+            saved = await self._ask_trainer(
+                SaveCheckpoint(step=step, folder=str(folder)), CheckpointSaved
+            )
+            await asyncio.to_thread(self.parts.writer.flush, _FLUSH_TIMEOUT_S)
+            elapsed = self.state.elapsed_s + time.monotonic() - self.started
+            state = self.state.to_checkpoint(self.parts.cursor.state(), elapsed)
+            await asyncio.to_thread(self.parts.checkpoints.commit, step, state)
+        self._last_checkpoint = step
+        log.info("checkpoint of step %d (trainer %.1f s)", step, saved.seconds)
+
+    async def _finish(self) -> None:
+        """The last checkpoint, and after the last step the last evaluation."""
+        if self.state.step > max(self._last_checkpoint, 0):
+            await self._checkpoint()
+        if self.stop_reason:
+            return
+        if self.config.evaluation.at_end:
+            self.phase = "evaluate"
+            await self._drive(lambda: self.flow.evaluation is None)
+            if self.accuracies[-1:] == [] or self.accuracies[-1][0] != self.state.policy_version:
+                self._begin_evaluation()
+        await self._drive(lambda: self.flow.evaluation is None)
+
+    # ------------------------------------------------------------------ evaluation
+
+    def _begin_evaluation(self) -> None:
+        """Of the weights that go out next (or are out already)."""
+        prompts = self.parts.heldout
+        if not len(prompts):
+            return
+        if self.flow.evaluation is not None:
+            log.warning("an evaluation is still under way; the next one is left out")
+            return
+        self.flow.evaluation = Evaluation(
+            self.state.policy_version,
+            [prompts[k] for k in range(len(prompts))],
+            first_id=self.state.next_eval_id,
+            component=self._accuracy_component(),
+        )
+        self.state = self.state.after_evaluation(self.flow.evaluation.next_id)
+
+    def _accuracy_component(self) -> str:
+        """The verifiable reward if there is one, else the first."""
+        rewards = self.config.rewards
+        best = next((r for r in rewards if r.kind == "math_answer"), rewards[0])
+        return best.name or ""
+
+    def _evaluation_needs_older_weights(self) -> bool:
+        evaluation = self.flow.evaluation
+        return evaluation is not None and self.state.policy_version > evaluation.version
+
+    def _evaluation_is_over(self) -> bool:
+        evaluation = self.flow.evaluation
+        replicas = list(self.schedule.replicas.values())
+        return evaluation is not None and (
+            evaluation.is_complete or evaluation.is_stuck(replicas, self.state.policy_version)
+        )
+
+    def _settle_evaluation(self) -> None:
+        evaluation = self.flow.evaluation
+        if evaluation is None or not self._evaluation_is_over():
+            return
+        self.flow.evaluation = None
+        if not evaluation.is_complete:
+            log.warning("evaluation of version %d given up: its weights are gone", evaluation.version)
+            return
+        metrics = evaluation.metrics()
+        accuracy = metrics["eval/heldout/num_correct"] / metrics["eval/heldout/num_prompts"]
+        self.accuracies.append((evaluation.version, accuracy))
+        self.parts.metrics.write_event(
+            "eval", policy_version=evaluation.version, attempt=self.attempt, metrics=metrics
+        )
+        self.parts.progress.note(
+            f"held-out accuracy of version {evaluation.version}: {accuracy:.3f} "
+            f"({metrics['eval/heldout/num_prompts']:.0f} questions)"
+        )
+
+    # ------------------------------------------------------------------ messages and losses
+
+    async def _listen(self) -> None:
+        while True:
+            executor, message = await self.parts.channel.receive()
+            if not self.fleet.hear(executor, message):
+                assert not isinstance(message, ChannelError)
+                await self._on_message(executor, message)
+                await self.flow.pump()
+                self.bell.ring()
+
+    async def _on_message(self, executor: str, message: ToController) -> None:
+        if isinstance(message, Generated):
+            await self.flow.on_generated(executor, message.groups)
+        elif isinstance(message, Scored):
+            self.flow.on_scored(message.groups)
+        elif isinstance(message, WeightsReceived):
+            self.weights.on_received(executor, message)
+        elif isinstance(message, WeightsPublished):
+            self.weights.on_published(message)
+        elif isinstance(message, Trained | CheckpointSaved):
+            self._answer = message
+        elif isinstance(message, Hello):
+            await self._on_hello(executor)
+
+    async def _on_hello(self, executor: str) -> None:
+        self.parts.progress.note(f"{executor} is up on {self.fleet.members[executor].host}")
+        if replica := self.schedule.replicas.get(executor):
+            replica.ready, replica.version, replica.sequences = True, -1, 0
+        elif executor == "reward":
+            await self.flow.on_reward_ready()
+
+    def _on_lost(self, member: Member, reason: str) -> None:
+        self.parts.progress.note(reason)
+        if replica := self.schedule.replicas.get(member.name):
+            replica.ready, replica.version = False, -1
+            self.flow.on_replica_lost(member.name, reason)
+            self.weights.on_lost(member.name)
+
+    async def _watch_replies(self) -> None:
+        limit = self.config.channels.reply_timeout_s
+        while True:
+            await asyncio.sleep(min(5.0, limit / 2))
+            for name in self.fleet.members:
+                waited = self.flow.oldest_request_s(name)
+                if waited > limit:
+                    self.fleet.fail(name, f"left a request unanswered for {waited:.0f} s")
+
+    async def _show(self) -> None:
+        while True:
+            self.parts.progress.refresh(take_snapshot(self))
+            await asyncio.sleep(0.5)
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that ended the run: one of ours if there is one."""
+    leaves: list[BaseException] = []
+    stack: list[BaseException] = [group]
+    while stack:
+        error = stack.pop()
+        if isinstance(error, BaseExceptionGroup):
+            stack.extend(reversed(error.exceptions))
+        else:
+            leaves.append(error)
+    ours = [e for e in leaves if isinstance(e, LlamarlError)]
+    return (ours or leaves)[0]

@@ -1,0 +1,318 @@
+"""The way of a prompt group: issued -> generated -> scored -> buffer (or evaluation).
+
+Everything that is on its way is in exactly one of three places, and leaves the last one with a
+status in the rollout store:
+
+    generating: at a replica          scoring: at the reward executor          buffer: waits for
+    (lost replica: issued again)      (lost executor: scored again)            its optimizer step
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llamarl_hpc.batching.buffer import RolloutBuffer, ScoredGroup
+from llamarl_hpc.channels.messages import Generate, GroupScores, Score, ScoreItem
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.bell import Bell
+from llamarl_hpc.controller.busy import BusyClock
+from llamarl_hpc.controller.evaluation import Evaluation
+from llamarl_hpc.controller.fleet import Fleet
+from llamarl_hpc.controller.records import record_of
+from llamarl_hpc.controller.schedule import Replica, Schedule
+from llamarl_hpc.storage.records import GroupRecord
+from llamarl_hpc.types import (
+    GenerationRequest,
+    GroupCompletions,
+    Prompt,
+    Purpose,
+    SamplingParams,
+    Status,
+)
+
+log = logging.getLogger(__name__)
+Key = tuple[Purpose, int]
+
+
+@dataclass
+class _Issued:
+    """A group on its way."""
+
+    prompt: Prompt
+    request: GenerationRequest
+    replica: str
+    issue: int
+    t_issued: float
+    t_generated: float = 0.0
+    done: GroupCompletions | None = None  # once generated
+
+
+class RolloutFlow:
+    """Owns the schedule, the buffer, the running evaluation, and what is in between."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        fleet: Fleet,
+        bell: Bell,
+        schedule: Schedule,
+        prompt_of: Callable[[int], Prompt],
+        store: Callable[[GroupRecord], None],
+        attempt: int,
+    ) -> None:
+        self.config, self.fleet, self.bell = config, fleet, bell
+        self.schedule, self.prompt_of, self.store, self.attempt = (
+            schedule,
+            prompt_of,
+            store,
+            attempt,
+        )
+        self.buffer = RolloutBuffer(prompts_per_step=config.rollout.prompts_per_step)
+        self.evaluation: Evaluation | None = None
+        self.busy = BusyClock()
+        self._generating: dict[Key, _Issued] = {}
+        self._scoring: dict[Key, _Issued] = {}
+        self._issues: dict[int, int] = {}  # ticket -> times issued, for tickets under way
+
+    # ------------------------------------------------------------------ issuing
+
+    async def pump(self) -> None:
+        """Send out everything that may start now: first the evaluation, then tickets in order."""
+        orders: dict[str, list[_Issued]] = {}
+        if self.evaluation is not None:
+            for replica, number in self.evaluation.assign(self._live_replicas()):
+                orders.setdefault(replica, []).append(self._issue_eval(number, replica))
+        for replica, ticket in self.schedule.assign():
+            orders.setdefault(replica, []).append(self._issue_ticket(ticket, replica))
+        for replica, issued in orders.items():  # all booked before anything can be lost
+            self._generating.update((_key(group.request), group) for group in issued)
+            self.busy.begin(replica, len(issued))
+        for replica, issued in orders.items():
+            await self.fleet.send(replica, Generate(requests=[g.request for g in issued]))
+
+    def _live_replicas(self) -> list[Replica]:
+        return [r for r in self.schedule.replicas.values() if r.ready]
+
+    def _issue_ticket(self, ticket: int, replica: str) -> _Issued:
+        self._issues[ticket] = self._issues.get(ticket, 0) + 1
+        rollout = self.config.rollout
+        sampling = SamplingParams(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            max_tokens=rollout.max_completion_length,
+            seed=rollout.seed,
+        )
+        prompt = self.prompt_of(ticket)
+        return self._issued(
+            Purpose.TRAIN, ticket, prompt, rollout.num_generations, sampling, replica,
+            self._issues[ticket],
+        )  # fmt: skip
+
+    def _issue_eval(self, number: int, replica: str) -> _Issued:
+        assert self.evaluation is not None
+        sampling = SamplingParams(
+            temperature=self.config.evaluation.temperature,
+            max_tokens=self.config.rollout.max_completion_length,
+            seed=self.config.evaluation.seed,
+        )
+        prompt = self.evaluation.prompt_of(number)
+        count = self.config.evaluation.num_generations
+        return self._issued(Purpose.EVAL, number, prompt, count, sampling, replica, 1)
+
+    def _issued(
+        self,
+        purpose: Purpose,
+        group_id: int,
+        prompt: Prompt,
+        num_generations: int,
+        sampling: SamplingParams,
+        replica: str,
+        issue: int,
+    ) -> _Issued:
+        request = GenerationRequest(
+            purpose=purpose,
+            group_id=group_id,
+            prompt_ids=prompt.token_ids,
+            num_generations=num_generations,
+            sampling=sampling,
+        )
+        return _Issued(prompt, request, replica, issue, time.time())
+
+    # ------------------------------------------------------------------ coming back
+
+    async def on_generated(self, replica: str, groups: list[GroupCompletions]) -> None:
+        """Completions arrived: make room at the replica, ask for scores."""
+        items = []
+        for group in groups:
+            issued = self._generating.get((group.purpose, group.group_id))
+            if issued is None or issued.replica != replica:
+                log.warning("%s sent %s group %d that nobody waits for", replica, *_id(group))
+                continue
+            del self._generating[_key(issued.request)]
+            self._return_room(issued)
+            self.busy.end(replica)
+            issued.done, issued.t_generated = group, time.time()
+            self._scoring[_key(issued.request)] = issued
+            items.append(_score_item(issued))
+        if items:
+            self.busy.begin("reward", len(items))
+            await self.fleet.send("reward", Score(items=items))
+
+    def _return_room(self, issued: _Issued) -> None:
+        if issued.request.purpose is Purpose.TRAIN:
+            self.schedule.replicas[issued.replica].sequences -= issued.request.num_generations
+
+    def on_scored(self, groups: list[GroupScores]) -> None:
+        """Scores arrived: the group is ready for its optimizer step, or counts as evaluated."""
+        for scores in groups:
+            issued = self._scoring.pop((scores.purpose, scores.group_id), None)
+            if issued is None:
+                continue  # scored twice: asked again after the reward executor was lost
+            self.busy.end("reward")
+            assert issued.done is not None
+            group = ScoredGroup(
+                ticket=scores.group_id,
+                issue=issued.issue,
+                prompt=issued.prompt,
+                generator=issued.replica,
+                completions=issued.done.completions,
+                rewards=scores.components,
+                reward=scores.total,
+                error=scores.error,
+                t_issued=issued.t_issued,
+                t_generated=issued.t_generated,
+                t_scored=time.time(),
+            )
+            if scores.purpose is Purpose.TRAIN:
+                self.buffer.put(group)
+            elif self.evaluation is not None:
+                self.evaluation.add(group)
+                self.store(
+                    record_of(
+                        group,
+                        purpose=Purpose.EVAL,
+                        status=Status.EVALUATION,
+                        step=group.version_min,
+                        attempt=self.attempt,
+                        temperature=self.config.evaluation.temperature,
+                    )
+                )
+        self.bell.ring()
+
+    # ------------------------------------------------------------------ losses
+
+    def on_replica_lost(self, replica: str, reason: str) -> None:
+        """Its groups are abandoned in the books and issued again, before any new one."""
+        for key, issued in list(self._generating.items()):
+            if issued.replica != replica:
+                continue
+            del self._generating[key]
+            self._return_room(issued)
+            self._abandon(issued, reason)
+            if issued.request.purpose is Purpose.TRAIN:
+                self.schedule.give_back(issued.request.group_id)
+            elif self.evaluation is not None:
+                self.evaluation.give_back(issued.request.group_id)
+        self.busy.clear(replica)
+
+    async def on_reward_ready(self) -> None:
+        """The reward executor is up (again): it gets everything that has no score yet."""
+        items = [_score_item(issued) for issued in self._scoring.values()]
+        self.busy.clear("reward")
+        if items:
+            self.busy.begin("reward", len(items))
+            await self.fleet.send("reward", Score(items=items))
+
+    def abandon_all(self, reason: str) -> int:
+        """The run ends here: whatever is on its way gets its status. Returns how many groups."""
+        count = 0
+        for issued in [*self._generating.values(), *self._scoring.values()]:
+            self._abandon(issued, reason)
+            count += 1
+        self._generating.clear()
+        self._scoring.clear()
+        for group in self.buffer.drain():
+            self.store(
+                record_of(
+                    group,
+                    purpose=Purpose.TRAIN,
+                    status=Status.ABANDONED,
+                    reason=reason,
+                    attempt=self.attempt,
+                    temperature=self.config.rollout.temperature,
+                )
+            )
+            count += 1
+        return count
+
+    def _abandon(self, issued: _Issued, reason: str) -> None:
+        self.store(
+            GroupRecord(
+                purpose=issued.request.purpose,
+                group_id=issued.request.group_id,
+                attempt=self.attempt,
+                issue=issued.issue,
+                prompt=issued.prompt,
+                status=Status.ABANDONED,
+                reason=reason,
+                step=-1,
+                generator=issued.replica,
+                temperature=issued.request.sampling.temperature,
+                t_issued=issued.t_issued,
+                t_resolved=time.time(),
+            )
+        )
+
+    def forget_issues_below(self, ticket: int) -> None:
+        """Tickets below this one were consumed; their issue counts are not needed any more."""
+        for old in [t for t in self._issues if t < ticket]:
+            del self._issues[old]
+
+    # ------------------------------------------------------------------ who waits for whom
+
+    def waiting_for(self, step: int) -> str:
+        """What the batch of `step` waits for, in words; empty when it is complete."""
+        missing = self.buffer.missing(step)
+        if not missing:
+            return ""
+        at = sorted(
+            {
+                self._generating[(Purpose.TRAIN, ticket)].replica
+                for ticket in missing
+                if (Purpose.TRAIN, ticket) in self._generating
+            }
+        )
+        scoring = any((Purpose.TRAIN, ticket) in self._scoring for ticket in missing)
+        names = [*at, *(["reward"] if scoring else [])]
+        return f"{len(missing)} groups of step {step} from {', '.join(names) or 'new weights'}"
+
+    def oldest_request_s(self, executor: str) -> float:
+        """Seconds since the oldest unanswered request to this executor was sent; 0 if none."""
+        if executor == "reward":
+            times = [issued.t_generated for issued in self._scoring.values()]
+        else:
+            times = [i.t_issued for i in self._generating.values() if i.replica == executor]
+        return time.time() - min(times) if times else 0.0
+
+
+def _key(request: GenerationRequest) -> Key:
+    return request.purpose, request.group_id
+
+
+def _id(group: GroupCompletions) -> tuple[str, int]:
+    return group.purpose.value, group.group_id
+
+
+def _score_item(issued: _Issued) -> ScoreItem:
+    assert issued.done is not None
+    return ScoreItem(
+        purpose=issued.request.purpose,
+        group_id=issued.request.group_id,
+        prompt=issued.prompt.text,
+        columns=dict(issued.prompt.columns),
+        completions=[c.text for c in issued.done.completions],
+    )

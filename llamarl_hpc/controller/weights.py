@@ -1,0 +1,131 @@
+"""Which version is where, and when the next one may go out.
+
+One version is under way at a time. It is offered to the replicas that are older than the trainer,
+and the next is not offered before all of them hold it or are gone; so a transport needs two
+buffers and no queue. The trainer is asked only between optimizer steps and is kept for the
+snapshot alone; the transfer runs beside the next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from llamarl_hpc.channels.messages import (
+    PublishWeights,
+    ReceiveWeights,
+    SyncMember,
+    WeightsPublished,
+    WeightsReceived,
+)
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.bell import Bell
+from llamarl_hpc.controller.fleet import Fleet
+from llamarl_hpc.controller.schedule import Replica
+from llamarl_hpc.errors import ExecutorFailed, WeightSyncError
+
+log = logging.getLogger(__name__)
+
+
+class WeightFlow:
+    """Drives weight syncs. `replicas` is shared with the schedule, which reads the versions."""
+
+    def __init__(
+        self, config: Config, fleet: Fleet, bell: Bell, replicas: dict[str, Replica]
+    ) -> None:
+        self.config, self.fleet, self.bell, self.replicas = config, fleet, bell, replicas
+        self.is_held: Callable[[], bool] = lambda: False  # an evaluation needs today's weights
+        self.epoch = 0
+        self.last_seconds = 0.0  # from the last request until the last replica had switched
+        self.last_blocking_seconds = 0.0  # for which the trainer was kept, last time
+        self._members: tuple[str, ...] = ()
+        self._pending: set[str] = set()  # asked, not switched yet
+        self._published: WeightsPublished | None = None
+        self._checksums: dict[str, str] = {}  # what the replicas of this sync found
+        self._started = 0.0
+
+    def is_due(self, version: int) -> bool:
+        """The trainer, idle at `version`, should publish now."""
+        return bool(not self._pending and self._behind(version) and not self.is_held())
+
+    def _behind(self, version: int) -> list[str]:
+        return sorted(r.name for r in self.replicas.values() if r.ready and r.version < version)
+
+    async def publish(self, version: int) -> None:
+        """Offer the trainer's weights to every replica that is behind; returns when the trainer
+        may go on training."""
+        members = tuple(self._behind(version))
+        if members != self._members:
+            self.epoch, self._members = self.epoch + 1, members
+        self._pending, self._published, self._checksums = set(members), None, {}
+        self._started = time.monotonic()
+        ranks = self.config.resources.generator.num_ranks
+        group = [SyncMember(executor=name, num_ranks=ranks) for name in members]
+        address = self.fleet.members["trainer"].detail.get("store_address", "")
+        for name in members:
+            await self.fleet.send(
+                name,
+                ReceiveWeights(
+                    version=version, epoch=self.epoch, members=group, store_address=address
+                ),
+            )
+        await self.fleet.send(
+            "trainer", PublishWeights(version=version, epoch=self.epoch, members=group)
+        )
+        limit = self.config.weight_sync.timeout_s
+        if not await self.bell.until(lambda: self._published is not None, timeout_s=limit):
+            host = self.fleet.members["trainer"].host
+            raise ExecutorFailed(
+                "trainer",
+                0,
+                host,
+                f"did not publish version {version} to {', '.join(members)} within {limit:.0f} s "
+                "(weight_sync.timeout_s)",
+            )
+
+    def on_published(self, message: WeightsPublished) -> None:
+        self._published = message
+        self.last_blocking_seconds = message.seconds
+        self._compare_checksums()
+        self.bell.ring()
+
+    def on_received(self, replica: str, message: WeightsReceived) -> None:
+        """A replica switched."""
+        self.replicas[replica].version = message.version
+        if replica in self._pending:
+            self._pending.discard(replica)
+            self._checksums[replica] = message.checksum
+            self._compare_checksums()
+        if not self._pending:
+            self.last_seconds = time.monotonic() - self._started
+        self.bell.ring()
+
+    def _compare_checksums(self) -> None:
+        """Every replica must hold, bit for bit, what the trainer published."""
+        if self._published is None:
+            return
+        for replica, checksum in self._checksums.items():
+            if checksum != self._published.checksum:
+                raise WeightSyncError(
+                    f"{replica} holds version {self._published.version} with checksum {checksum}, "
+                    f"the trainer published {self._published.checksum}"
+                )
+
+    def on_lost(self, replica: str) -> None:
+        self._pending.discard(replica)
+        self._members = ()  # the next group is formed anew
+
+    async def until_everyone_holds(self, version: int) -> None:
+        """Wait until no live replica is behind or under way, with the sync's deadline."""
+        limit = self.config.weight_sync.timeout_s
+
+        def done() -> bool:
+            return not self._pending and not self._behind(version)
+
+        if not await self.bell.until(done, timeout_s=limit):
+            late = sorted(self._pending | set(self._behind(version)))
+            raise WeightSyncError(
+                f"{', '.join(late)} did not take version {version} within {limit:.0f} s "
+                "(weight_sync.timeout_s)"
+            )

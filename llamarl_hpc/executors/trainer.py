@@ -1,0 +1,141 @@
+"""The trainer: one DeepSpeed engine over all ranks of this world.
+
+    wait --Train--> train step --Trained--> wait
+    wait --PublishWeights--> snapshot --WeightsPublished--> wait     (the transfer goes on behind)
+    wait --SaveCheckpoint--> write zero/ --CheckpointSaved--> wait
+
+Every rank runs the same loop; the leader receives and shares each command.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from llamarl_hpc.channels.messages import (
+    CheckpointSaved,
+    PublishWeights,
+    SaveCheckpoint,
+    Stop,
+    ToExecutor,
+    Train,
+    Trained,
+    WeightsPublished,
+)
+from llamarl_hpc.errors import WeightSyncError
+from llamarl_hpc.executors.base import Context
+from llamarl_hpc.models.load import resolve_model
+from llamarl_hpc.placement import init_process_group
+from llamarl_hpc.storage.checkpoint import CheckpointStore
+from llamarl_hpc.training.engine import TrainerEngine
+from llamarl_hpc.weight_sync.select import make_publisher
+
+
+class TrainerExecutor:
+    """Builds the engine (from the newest valid checkpoint if there is one), then obeys."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.world = context.world
+        init_process_group(context.world, device=context.device)
+        model_folder = resolve_model(context.config.model.path)
+        self.engine = TrainerEngine(
+            context.config, context.world, model_folder, device=context.device
+        )
+        checkpoint = self.world.bcast(self._newest_checkpoint())
+        if checkpoint is not None:
+            self.engine.load(Path(checkpoint))
+        self.publisher = make_publisher(
+            context.run, context.config, context.world, self.engine, context.device
+        )
+
+    def _newest_checkpoint(self) -> str | None:
+        if not self.world.is_leader:
+            return None
+        keep = self.context.config.trainer.save_total_limit
+        checkpoint = CheckpointStore(self.context.run, keep).latest()
+        return None if checkpoint is None else str(checkpoint.path)
+
+    def run(self) -> None:
+        self.context.say_hello(
+            policy_version=self.engine.policy_version,
+            detail={"store_address": self.publisher.store_address},
+        )
+        try:
+            while not isinstance(command := self._next_command(), Stop):
+                self._obey(command)
+        finally:
+            self.publisher.close()
+
+    def _next_command(self) -> ToExecutor:
+        message: ToExecutor | None = None
+        if self.world.is_leader:
+            with self.context.tracer.span("wait", on="controller"):
+                self.context.line.set_activity("wait for a batch")
+                while message is None:
+                    message = self.context.receive(timeout_s=1.0)
+        command: ToExecutor = self.world.share(message)
+        return command
+
+    def _obey(self, command: ToExecutor) -> None:
+        if isinstance(command, Train):
+            self._train(command)
+        elif isinstance(command, PublishWeights):
+            self._publish(command)
+        elif isinstance(command, SaveCheckpoint):
+            self._save(command)
+        else:
+            raise self.context.unexpected(command)
+
+    def _activity(self, text: str) -> None:
+        if self.world.is_leader:
+            self.context.line.set_activity(text)
+
+    def _train(self, command: Train) -> None:
+        self._activity(f"train step {command.batch.step}")
+        with self.context.tracer.span("train", step=command.batch.step):
+            result = self.engine.train_step(command.batch if self.world.is_leader else None)
+        if self.world.is_leader:
+            self.context.line.send(
+                Trained(
+                    step=command.batch.step,
+                    version=self.engine.policy_version,
+                    metrics=result.metrics,
+                    logprobs=result.logprobs,
+                )
+            )
+
+    def _publish(self, command: PublishWeights) -> None:
+        if command.version != self.engine.policy_version:
+            raise WeightSyncError(
+                f"asked to publish version {command.version}, but the trainer holds "
+                f"{self.engine.policy_version}"
+            )
+        self._activity(f"publish version {command.version}")
+        with self.context.tracer.span("publish_weights", version=command.version):
+            receipt = self.publisher.publish(command.version, command.epoch, command.members)
+        if self.world.is_leader:
+            self.context.line.send(
+                WeightsPublished(
+                    version=receipt.version,
+                    epoch=command.epoch,
+                    checksum=receipt.checksum,
+                    num_bytes=receipt.num_bytes,
+                    seconds=receipt.seconds,
+                )
+            )
+
+    def _save(self, command: SaveCheckpoint) -> None:
+        self._activity(f"checkpoint at step {command.step}")
+        start = time.monotonic()
+        with self.context.tracer.span("checkpoint", step=command.step):
+            self.engine.save(Path(command.folder))
+            self.world.barrier()
+        if self.world.is_leader:
+            self.context.line.send(
+                CheckpointSaved(
+                    step=command.step,
+                    folder=command.folder,
+                    seconds=time.monotonic() - start,
+                )
+            )

@@ -1,0 +1,107 @@
+"""Command lines of job steps: one MPI world per executor, started by mpiexec.
+
+Pure text: nothing is started here. The flavour of mpiexec (Open MPI or MPICH's Hydra) is asked
+once, because they spell "do not bind" and "root may run this" differently.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.supervisor import StepCommand
+from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.placement import MARKER, device_of, resources_of
+from llamarl_hpc.run_dir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiExec:
+    """An mpiexec program and its flavour."""
+
+    path: str
+    flavour: str  # "openmpi" or "hydra"
+
+    @classmethod
+    def find(cls) -> MpiExec:
+        """The mpiexec beside this Python if there is one (a wheel's), else the one on PATH."""
+        beside = Path(sys.executable).parent / "mpiexec"
+        path = str(beside) if beside.is_file() else shutil.which("mpiexec")
+        if path is None:
+            raise ConfigError(
+                "no mpiexec was found beside this Python or on PATH; load your site's MPI module "
+                "or install one into this environment (pip install mpich)"
+            )
+        try:
+            answer = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, timeout=30, check=False
+            ).stdout
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ConfigError(f"{path} does not run: {error}; load another MPI") from error
+        open_mpi = "open mpi" in answer.lower() or "openrte" in answer.lower()
+        return cls(path=path, flavour="openmpi" if open_mpi else "hydra")
+
+    def argv(self, num_ranks: int, *, as_root: bool) -> list[str]:
+        """mpiexec with the flags under which ranks share a laptop's cores politely."""
+        if self.flavour == "openmpi":
+            root = ["--allow-run-as-root"] if as_root else []
+            return [self.path, *root, "--oversubscribe", "--bind-to", "none", "-n", f"{num_ranks}"]
+        return [self.path, "-bind-to", "none", "-n", f"{num_ranks}"]
+
+
+def step_environment(
+    config: Config, executor: str, *, base: Mapping[str, str], as_root: bool = False
+) -> dict[str, str]:
+    """The environment of every rank: threads, offline caches, and our marker."""
+    threads = str(resources_of(config, executor).cpus_per_task)
+    env = {k: v for k, v in base.items() if not k.startswith(("PMI_", "PMIX_", "OMPI_", "MPI_LOCAL"))}
+    env |= {
+        MARKER: executor,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",  # compute nodes have no network; a missing file fails at once
+        "TRANSFORMERS_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    if device_of(config, executor) == "cpu":
+        env["DS_ACCELERATOR"] = "cpu"
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if as_root:
+        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return env | config.launch.env
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiStepLauncher:
+    """Knows how to start any executor of one attempt (the supervisor's `Launcher`)."""
+
+    config: Config
+    run: RunDir
+    attempt: int
+    mpiexec: MpiExec
+
+    def command(self, executor: str, instance: int) -> StepCommand:
+        """Start all ranks of one executor. `instance` counts its starts within the attempt."""
+        as_root = os.geteuid() == 0
+        ranks = resources_of(self.config, executor).num_ranks
+        return StepCommand(
+            argv=[
+                *self.mpiexec.argv(ranks, as_root=as_root),
+                *self.config.launch.extra_args,
+                *[sys.executable, "-m", "llamarl_hpc.executors.main"],
+                f"--run-dir={self.run.path}",
+                f"--executor={executor}",
+                f"--attempt={self.attempt}",
+                f"--instance={instance}",
+            ],
+            env=step_environment(self.config, executor, base=os.environ, as_root=as_root),
+        )
