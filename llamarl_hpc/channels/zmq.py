@@ -1,7 +1,8 @@
 """The channel over ZeroMQ: one ROUTER at the controller, one DEALER per executor. The only door
 to zmq.
 
-    wire:       [identity]  sequence (8 bytes)  header (msgpack)  array 0  array 1 ...
+    wire:       [identity]  count (8 bytes)  header (msgpack)  array 0  array 1 ...
+    count:      messages sent so far on this side, this one included; heartbeats are not counted
     identity:   "generator.1#3"  executor and instance; the router strips and adds it
 
 Who may talk: every start of a controller makes new CURVE key pairs. The client pair and the
@@ -10,10 +11,10 @@ handshake. Who is heard: only the instances that the controller expects (see cha
 
 Nothing is lost silently: queues have no bound (credit bounds what is in flight), a closed channel
 flushes for LINGER_S, a message that cannot be delivered is an error at the sender, and what a
-broken connection swallows shows as a gap in the sequence numbers at the next message or
-heartbeat. Who waits for whom: the controller's loop for any executor (`receive`), an executor's
-main thread for the controller (`receive`, with a limit). The executor's own background thread
-waits for neither, so heartbeats go out while the main thread computes.
+broken connection swallows shows as a gap in the counts at the next message or heartbeat. Who
+waits for whom: the controller's loop for any executor (`receive`), an executor's main thread for
+the controller (`receive`, with a limit). The executor's own background thread waits for neither,
+so heartbeats go out while the main thread computes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from llamarl_hpc.channels.address import (
     read_address,
     write_address,
 )
-from llamarl_hpc.channels.codec import MAX_FRAMES, Frame, decode, encode
+from llamarl_hpc.channels.codec import Frame, decode, encode
 from llamarl_hpc.channels.messages import Heartbeat, Ping, ToController, ToExecutor
 from llamarl_hpc.config.schema import ChannelConfig
 from llamarl_hpc.errors import ChannelError, ConfigError
@@ -66,7 +67,7 @@ class _Peer:
     heard_at: float = field(default_factory=time.monotonic)
     connected: bool = False
     broken: bool = False  # a message of it was refused or lost; it is not heard any more
-    received: int = 0  # sequence number of its last message
+    received: int = 0  # messages, heartbeats not counted
     sent: int = 0
 
 
@@ -149,18 +150,23 @@ class ControllerChannel:
         self._peers.pop(executor, None)
 
     async def receive(self) -> tuple[str, ToController | ChannelError]:
-        return await self._arrived.get()
+        executor, message = await self._arrived.get()
+        if not executor:  # the reading task has ended
+            assert isinstance(message, ChannelError)
+            raise message
+        return executor, message
 
     async def send(self, executor: str, message: ToExecutor) -> None:
         peer = self._peers.get(executor)
         if peer is None or self._closed:
             raise ChannelError(f"{executor} is not connected: nobody expects it")
         frames = encode(message, max_bytes=self._max_bytes)
-        peer.sent += 1
+        counted = 0 if isinstance(message, Ping) else 1
+        peer.sent += counted
         try:
-            await self._router.send_multipart([peer.identity, _sequence(peer.sent), *frames])
+            await self._router.send_multipart([peer.identity, _count(peer.sent), *frames])
         except zmq.ZMQError as error:
-            peer.sent -= 1  # it never left: no gap for the executor to find
+            peer.sent -= counted  # it never left: no gap for the executor to find
             raise ChannelError(f"{executor} is not connected: {error}") from error
 
     def silent_s(self, executor: str) -> float:
@@ -183,9 +189,13 @@ class ControllerChannel:
         await asyncio.to_thread(self._context.term)  # returns within LINGER_S
 
     async def _read(self) -> None:
-        while True:
-            frames = await self._router.recv_multipart(copy=False)
-            self._accept([frame.buffer for frame in frames])
+        try:
+            while True:
+                frames = await self._router.recv_multipart(copy=False)
+                self._accept([frame.buffer for frame in frames])
+        except Exception as error:  # `receive` must not wait for a task that has ended
+            _log.exception("the controller's channel broke")
+            self._arrived.put_nowait(("", ChannelError(f"the controller's channel: {error!r}")))
 
     async def _ping(self) -> None:
         """Tell every executor that this loop is alive."""
@@ -207,11 +217,11 @@ class ControllerChannel:
             return
         peer.heard_at = time.monotonic()
         peer.connected = True
-        peer.received += 1
         message: ToController | ChannelError
         try:
-            _check_sequence(frames[1:], peer.received)
             message = decode(frames[2:], ToController, max_bytes=self._max_bytes)
+            peer.received += 0 if isinstance(message, Heartbeat) else 1
+            _check_count(frames[1], peer.received)
         except ChannelError as error:
             self._refuse(f"a message of {executor}: {error}")
             peer.broken = True
@@ -388,7 +398,8 @@ class ExecutorChannel:
             now = time.monotonic()
             if now >= next_beat:
                 beats += 1
-                self._transmit(encode(Heartbeat(sequence=beats, activity=self._activity)))
+                beat = Heartbeat(sequence=beats, activity=self._activity)
+                self._dealer.send_multipart([_count(self._sent), *encode(beat)], zmq.NOBLOCK)
                 next_beat = max(next_beat + self._heartbeat_s, now)
             ready = dict(poller.poll(max(1, int((next_beat - now) * 1000))))
             if self._wake_read in ready:
@@ -407,11 +418,8 @@ class ExecutorChannel:
                 return True
             if frames is None:
                 return False
-            self._transmit(frames)
-
-    def _transmit(self, frames: list[Frame]) -> None:
-        self._sent += 1
-        self._dealer.send_multipart([_sequence(self._sent), *frames], zmq.NOBLOCK)
+            self._sent += 1
+            self._dealer.send_multipart([_count(self._sent), *frames], zmq.NOBLOCK)
 
     def _collect(self) -> None:
         for _ in range(100):  # then look at the outgoing queue again
@@ -420,11 +428,11 @@ class ExecutorChannel:
             except zmq.Again:
                 return
             self._heard_at = time.monotonic()
-            self._received += 1
             frames = [frame.buffer for frame in received]
             try:
-                _check_sequence(frames, self._received)
                 message = decode(frames[1:], ToExecutor, max_bytes=self._max_bytes)
+                self._received += 0 if isinstance(message, Ping) else 1
+                _check_count(frames[0], self._received)
             except ChannelError as error:
                 self._incoming.put(ChannelError(f"from the controller: {error}"))
                 continue
@@ -543,17 +551,14 @@ def _identity(executor: str, instance: str) -> bytes:
     return identity
 
 
-def _sequence(number: int) -> bytes:
+def _count(number: int) -> bytes:
     return number.to_bytes(8, "big")
 
 
-def _check_sequence(frames: Sequence[memoryview], expected: int) -> None:
-    """Messages are numbered from 1; a gap means that a broken connection swallowed some."""
-    if len(frames) < 2 or len(frames) > MAX_FRAMES or len(frames[0]) != 8:
-        raise ChannelError("a message without sequence number was refused")
-    number = int.from_bytes(frames[0], "big")
-    if number != expected:
+def _check_count(frame: memoryview, expected: int) -> None:
+    number = int.from_bytes(frame, "big")
+    if len(frame) != 8 or number != expected:
         raise ChannelError(
-            f"message {number} came where message {expected} was due: a lost connection has "
-            "swallowed messages"
+            f"the sender has sent {number} messages but {expected} arrived: a lost connection "
+            "has swallowed some"
         )
