@@ -252,7 +252,7 @@ def test_broken_yaml_is_reported_with_its_line(tmp_path: Path) -> None:
     assert "line 2: not valid YAML (found duplicate key name" in refusal(
         write(tmp_path, "name: a\nname: b\n")
     )
-    assert "line 1: not valid YAML" in refusal(write(tmp_path, "name: [a\n"))
+    assert "line 2: not valid YAML" in refusal(write(tmp_path, "name: [a\n"))
     assert "not valid YAML" in refusal(write(tmp_path, "name: \x07\n"))
 
 
