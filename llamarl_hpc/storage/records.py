@@ -30,5 +30,6 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     reward: list[float] = []
     advantage: list[float] = []
     logprobs_trainer: list[Array] = []
+    loss_mask: list[Array] = []  # bool [T] each; empty: every token if trained, none otherwise
     t_issued: float  # Unix time, seconds
     t_resolved: float

@@ -1,0 +1,189 @@
+"""Reading a folder of the rollout store: all its files as one set of tables.
+
+A `RolloutReader` is a snapshot: what was flushed when it was made (or `refresh`ed), for ever the
+same, however the run goes on. It takes no locks. Rows are in the order of files, that is in the
+order in which groups were resolved; row references are those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamarl_hpc.errors import StoreError
+from llamarl_hpc.storage.rollout_store.file import (
+    RolloutFile,
+    open_path,
+    part_paths,
+    segment_numbers,
+    segment_path,
+)
+from llamarl_hpc.storage.rollout_store.layout import TABLES, Block, column_of, empty_column
+from llamarl_hpc.types import Array
+
+MAX_OPEN_FILES = 256  # well below the usual limit of 1,024 descriptors
+_MAX_TRIES = 20
+
+
+@dataclass
+class _Source:
+    """One file of the snapshot."""
+
+    name: str
+    content: Path | bytes  # parts are read into memory: they go when their segment is closed
+    num_rows: dict[str, int] = field(default_factory=dict)
+    first_rollout_id: int = -1
+    reward_names: tuple[str, ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+class RolloutReader:
+    """All rows of a run. Raises StoreError when the folder holds a format that is too new."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[int, RolloutFile] = {}
+        self._sources: list[_Source] = []
+        self.problems: list[str] = []  # files that had to be left out, and why
+        self.refresh()
+
+    def refresh(self) -> None:
+        """See what has been flushed since."""
+        self.close()
+        self.problems = []
+        self._sources = []
+        for source in _snapshot(self._folder):
+            try:
+                self._measure(source)
+            except StoreError as error:
+                if "install a newer one" in str(error):
+                    raise
+                self.problems.append(f"left out: {error}")
+                continue
+            self._sources.append(source)
+        self._files.clear()
+
+    def _measure(self, source: _Source) -> None:
+        file = RolloutFile(source.content, source.name)
+        source.num_rows = {table: file.num_rows(table) for table in TABLES}
+        source.reward_names = tuple(file.reward_names())
+        source.attributes = file.attributes
+        source.first_rollout_id = int(file.attributes["first_rollout_id"])
+        file.close()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    # ------------------------------------------------------------ what there is
+
+    @property
+    def file_names(self) -> list[str]:
+        return [source.name for source in self._sources]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Of the newest file; empty when there is none."""
+        return self._sources[-1].attributes if self._sources else {}
+
+    @property
+    def reward_names(self) -> list[str]:
+        return list(dict.fromkeys(name for s in self._sources for name in s.reward_names))
+
+    def num_rows(self, table: str) -> int:
+        return sum(source.num_rows[table] for source in self._sources)
+
+    # ------------------------------------------------------------ whole columns
+
+    def column(self, path: str) -> Array:
+        """A whole column. An enumeration gives codes (`layout.ENUMS`), a string bytes."""
+        refers = column_of(path).refers
+        parts, base = [], 0
+        for index, source in enumerate(self._sources):
+            array = self._file(index).read(path)
+            parts.append(array + np.array(base, dtype=array.dtype) if base else array)
+            if refers:
+                base += source.num_rows[refers]
+        return np.concatenate(parts) if parts else empty_column(column_of(path))
+
+    def columns(self, table: str, names: Sequence[str]) -> Block:
+        """Several columns of a table, by name."""
+        return {name: self.column(f"{table}/{name}") for name in names}
+
+    def scan(self) -> Iterator[tuple[str, RolloutFile]]:
+        """File by file, so that memory stays bounded; references are the file's own."""
+        for index, source in enumerate(self._sources):
+            yield source.name, self._file(index)
+
+    # ------------------------------------------------------------ single rows
+
+    def slice(self, path: str, start: int, length: int) -> Array:
+        """`length` rows from row `start` of the whole; the run must lie in one file."""
+        table = path.split("/")[0]
+        for index, source in enumerate(self._sources):
+            rows = source.num_rows["rollouts" if table == "rewards" else table]
+            if start < rows:
+                array = self._file(index).read(path, start, start + length)
+                refers = column_of(path).refers
+                if refers:
+                    array = array + sum(s.num_rows[refers] for s in self._sources[:index])
+                return array
+            start -= rows
+        raise IndexError(f"{path} has no row {start}")
+
+    def row(self, table: str, row: int, names: Sequence[str]) -> dict[str, Any]:
+        """Some columns of one row, as Python values."""
+        return {name: self.slice(f"{table}/{name}", row, 1)[0].item() for name in names}
+
+    def text(self, path: str, start: int, length: int) -> str:
+        """UTF-8 text of a flat byte column."""
+        data = self.slice(path, start, length).tobytes() if length else b""
+        return data.decode("utf-8", errors="replace")
+
+    def find_rollout(self, rollout_id: int) -> int:
+        """Row of a rollout in the whole. Raises KeyError."""
+        base = 0
+        for source in self._sources:
+            offset, rows = rollout_id - source.first_rollout_id, source.num_rows["rollouts"]
+            if rows and 0 <= offset < rows:
+                return base + offset
+            base += rows
+        raise KeyError(f"no rollout {rollout_id} in {self._folder}")
+
+    def _file(self, index: int) -> RolloutFile:
+        if index not in self._files:
+            if len(self._files) >= MAX_OPEN_FILES:
+                self._files.pop(next(iter(self._files))).close()
+            source = self._sources[index]
+            self._files[index] = RolloutFile(source.content, source.name)
+        return self._files[index]
+
+
+def _snapshot(folder: Path) -> list[_Source]:
+    """The files that together hold every flushed row once, though a writer may be at work."""
+    found: list[_Source] = []
+    for number in segment_numbers(folder):
+        found += _segment(folder, number)
+    return found
+
+
+def _segment(folder: Path, number: int) -> list[_Source]:
+    closed, opened = segment_path(folder, number), open_path(folder, number)
+    for _ in range(_MAX_TRIES):
+        if closed.exists():
+            return [_Source(closed.name, closed)]
+        try:
+            parts = [
+                _Source(f"{opened.name}/{path.name}", path.read_bytes())
+                for path in part_paths(opened)
+            ]
+        except OSError:  # the segment is being closed: its parts go after its file has come
+            continue
+        if not closed.exists():
+            return parts
+    raise StoreError(f"the parts of {opened} cannot be read")

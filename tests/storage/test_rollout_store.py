@@ -1,0 +1,535 @@
+"""The store's format, its safety and its reader."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import msgspec
+import numpy as np
+import pytest
+from make_records import make_completion, make_record
+
+from llamarl_hpc.config.schema import StorageConfig
+from llamarl_hpc.errors import StoreError
+from llamarl_hpc.storage import atomic
+from llamarl_hpc.storage.records import GroupRecord
+from llamarl_hpc.storage.rollout_store import blocks
+from llamarl_hpc.storage.rollout_store import writer as writing
+from llamarl_hpc.storage.rollout_store.file import RolloutFile, encode
+from llamarl_hpc.storage.rollout_store.layout import COLUMNS, ENUMS
+from llamarl_hpc.storage.rollout_store.reader import RolloutReader
+from llamarl_hpc.storage.rollout_store.writer import RolloutWriter
+from llamarl_hpc.types import Purpose, Status
+
+
+def open_writer(folder: Path, attempt: int = 1, **config: Any) -> RolloutWriter:
+    return RolloutWriter(
+        folder,
+        attempt=attempt,
+        config=StorageConfig(**config),
+        attributes={"run_id": "r1", "model": "tiny", "empty": ""},
+        reward_names=["math_answer"],
+        retry_s=5.0,
+    )
+
+
+def write(folder: Path, records: list[GroupRecord], flush_every: int = 8, **config: Any) -> None:
+    with open_writer(folder, **config) as writer:
+        for index, record in enumerate(records):
+            writer.append(record)
+            if index % flush_every == flush_every - 1:
+                writer.flush(30)
+
+
+def check_equal(reader: RolloutReader, records: list[GroupRecord]) -> None:
+    """Every field of every record is in the store, at its place."""
+    assert reader.column("groups/group_id").tolist() == [r.group_id for r in records]
+    row = 0
+    for g, record in enumerate(records):
+        group = reader.row(
+            "groups",
+            g,
+            ["first_rollout", "num_rollouts", "step", "status", "t_issued", "prompt", "generator"],
+        )
+        assert group["first_rollout"] == row
+        assert group["num_rollouts"] == len(record.completions)
+        assert group["step"] == record.step
+        assert group["status"] == ENUMS["status"][record.status]
+        assert group["t_issued"] == record.t_issued
+        name = reader.slice("generators/name", group["generator"], 1)[0]
+        assert name.decode() == record.generator
+        check_prompt(reader, group["prompt"], record)
+        for index, completion in enumerate(record.completions):
+            names = ["token_offset", "completion_length", "text_offset", "text_length", "reward"]
+            stored = reader.row("rollouts", row, [*names, "advantage", "group"])
+            assert stored["group"] == g
+            assert stored["reward"] == record.reward[index]
+            assert stored["advantage"] == record.advantage[index]
+            span = (stored["token_offset"], stored["completion_length"])
+            np.testing.assert_array_equal(reader.slice("tokens/id", *span), completion.token_ids)
+            np.testing.assert_array_equal(
+                reader.slice("tokens/logprob_behaviour", *span), completion.logprobs
+            )
+            np.testing.assert_array_equal(
+                reader.slice("tokens/logprob_trainer", *span), record.logprobs_trainer[index]
+            )
+            text = reader.text("text/utf8", stored["text_offset"], stored["text_length"])
+            assert text == completion.text
+            row += 1
+    assert reader.num_rows("rollouts") == row
+
+
+def check_prompt(reader: RolloutReader, row: int, record: GroupRecord) -> None:
+    names = ["token_offset", "token_length", "text_offset", "text_length", "prompt_id", "epoch"]
+    prompt = reader.row("prompts", row, names)
+    assert prompt["prompt_id"].decode() == record.prompt.prompt_id
+    assert prompt["epoch"] == record.prompt.epoch
+    text = reader.text("prompt_text/utf8", prompt["text_offset"], prompt["text_length"])
+    assert text == record.prompt.text
+    ids = reader.slice("prompt_tokens/id", prompt["token_offset"], prompt["token_length"])
+    np.testing.assert_array_equal(ids, record.prompt.token_ids)
+
+
+# ---------------------------------------------------------------- content
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "lzf"])
+def test_what_is_written_is_read_open_and_closed(tmp_path: Path, compression: str) -> None:
+    records = [make_record(i) for i in range(40)]
+    writer = open_writer(tmp_path, compression=compression, segment_rollouts=100)
+    for index, record in enumerate(records):
+        writer.append(record)
+        if index % 8 == 7:
+            writer.flush(30)
+    assert sorted(os.listdir(tmp_path)) == ["segment_000000.h5", "segment_000001.open"]
+    live = RolloutReader(tmp_path)
+    check_equal(live, records)
+    writer.close()
+    assert sorted(os.listdir(tmp_path)) == ["segment_000000.h5", "segment_000001.h5"]
+    check_equal(live, records)  # a snapshot outlives the parts it was taken from
+    check_equal(RolloutReader(tmp_path), records)
+
+
+def test_groups_without_completions_and_foreign_components_keep_their_rows(tmp_path: Path) -> None:
+    nothing: dict[str, Any] = {"completions": [], "rewards": {}, "reward": [], "advantage": []}
+    lost = make_record(
+        1,
+        status=Status.ABANDONED,
+        reason="generator.1 died",
+        step=-1,
+        logprobs_trainer=[],
+        **nothing,
+    )
+    plain = make_record(0, rewards={"math_answer": [1.0, 0.0, 0.0, 1.0]})
+    write(tmp_path, [plain, lost, make_record(2)], flush_every=1)
+    reader = RolloutReader(tmp_path)
+    assert reader.column("groups/num_rollouts").tolist() == [4, 0, 4]
+    assert reader.column("groups/first_rollout").tolist() == [0, 4, 4]
+    reason = reader.column("groups/reason")
+    assert reader.column("reasons/text")[reason].tolist() == [b"", b"generator.1 died", b""]
+    assert sorted(reader.reward_names) == ["length.penalty", "math_answer"]
+    penalty = reader.column("rewards/length.penalty")
+    assert np.isnan(penalty).tolist() == [True] * 5 + [False] * 3
+    assert penalty[5:].tolist() == [-0.25] * 3
+
+
+def test_version_spans_staleness_and_loss_mask_are_per_rollout(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    completions = [make_completion(rng, 3, 1), make_completion(rng, 4, 6)]
+    record = make_record(
+        20,
+        completions=completions,
+        rewards={},
+        reward=[0.0, 1.0],
+        advantage=[-0.5, 0.5],
+        logprobs_trainer=[],
+        loss_mask=[np.array([False]), np.ones(6, bool)],
+    )
+    write(tmp_path, [record])
+    reader = RolloutReader(tmp_path)
+    spans = reader.columns("versions", ["rollout", "start", "end", "version"])
+    rows = list(
+        zip(*(spans[n].tolist() for n in ("rollout", "start", "end", "version")), strict=True)
+    )
+    assert rows == [(0, 0, 1, 3), (1, 0, 3, 3), (1, 3, 6, 4)]
+    assert reader.column("rollouts/staleness").tolist() == [5 - 3, 5 - 3]
+    assert reader.column("rollouts/version_max").tolist() == [3, 4]
+    assert reader.column("tokens/loss_mask").tolist() == [0] + [1] * 6
+    assert np.isnan(reader.column("tokens/logprob_trainer")).all()
+
+
+def test_loss_mask_defaults_to_what_the_status_says(tmp_path: Path) -> None:
+    write(tmp_path, [make_record(0, num=1), make_record(1, num=1, status=Status.DROPPED)])
+    lengths = RolloutReader(tmp_path).column("rollouts/completion_length")
+    mask = RolloutReader(tmp_path).column("tokens/loss_mask")
+    assert mask.tolist() == [1] * lengths[0] + [0] * lengths[1]
+
+
+def test_a_prompt_is_stored_once_per_segment(tmp_path: Path) -> None:
+    prompt = make_record(3).prompt
+    records = [
+        make_record(i, prompt=prompt, purpose=Purpose.EVAL, status=Status.EVALUATION)
+        for i in range(20)
+    ]
+    records.append(make_record(7))
+    write(tmp_path, records, flush_every=4)
+    reader = RolloutReader(tmp_path)
+    assert reader.num_rows("prompts") == 2
+    assert reader.num_rows("generators") == 2
+    check_equal(reader, records)
+
+
+def test_a_lone_surrogate_in_a_text_does_not_end_the_run(tmp_path: Path) -> None:
+    record = make_record(0, num=1)
+    completion = msgspec.structs.replace(record.completions[0], text="a\ud800b")
+    write(tmp_path, [msgspec.structs.replace(record, completions=[completion])])
+    reader = RolloutReader(tmp_path)
+    assert reader.text("text/utf8", 0, reader.num_rows("text")) == "a?b"
+
+
+# ---------------------------------------------------------------- the format
+
+
+def test_any_hdf5_reads_the_files(tmp_path: Path) -> None:
+    write(tmp_path, [make_record(i) for i in range(400)], flush_every=400)
+    path = tmp_path / "segment_000000.h5"
+    assert path.read_bytes()[8] <= 2  # superblock version, readable since HDF5 1.8
+    filters: set[int] = set()
+    with h5py.File(path, "r", locking=False) as file:
+        assert file.attrs["format"] == b"llamarl_hpc rollouts"
+        assert file.attrs["format_version"] == 1
+        assert file.attrs["run_id"] == b"r1"
+        for name in COLUMNS:
+            creation = file[name].id.get_create_plist()
+            filters |= {creation.get_filter(i)[0] for i in range(creation.get_nfilters())}
+            assert h5py.check_vlen_dtype(file[name].dtype) is None
+        assert filters == {1, 2, 3}  # deflate, shuffle, fletcher32: in every build
+        assert file["rollouts/completion_length"].attrs["unit"] == b"token"
+        assert h5py.check_enum_dtype(file["groups/status"].dtype)["trained"] == 0
+        # the recipe of docs/rollout-format.md
+        at, n = file["rollouts/text_offset"][5], file["rollouts/text_length"][5]
+        assert (
+            file["text/utf8"][at : at + n].tobytes().decode() == make_record(1).completions[1].text
+        )
+
+
+def test_number_of_objects_does_not_grow_with_rollouts(tmp_path: Path) -> None:
+    def count(path: Path) -> int:
+        names: list[str] = []
+        with h5py.File(path, "r", locking=False) as file:
+            file.visit(names.append)
+        return len(names)
+
+    few, many = tmp_path / "few", tmp_path / "many"
+    write(few, [make_record(0)])
+    write(many, [make_record(i) for i in range(500)], flush_every=500)
+    assert count(few / "segment_000000.h5") == count(many / "segment_000000.h5") < 80
+
+
+def test_a_newer_format_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    block = blocks.from_records([make_record(0)], reward_names=[], first_rollout_id=0)
+    image = encode(block, {"first_rollout_id": 0})
+    (tmp_path / "segment_000000.h5").write_bytes(image)
+    with h5py.File(tmp_path / "segment_000000.h5", "r+", locking=False) as file:
+        file.attrs["format_version"] = 99
+    with pytest.raises(
+        StoreError, match=r"has format 99; .* reads up to 1, so install a newer one"
+    ):
+        RolloutReader(tmp_path)
+
+
+def test_unknown_columns_of_a_newer_minor_are_ignored_and_missing_ones_read_as_unknown(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, [make_record(0)])
+    with h5py.File(tmp_path / "segment_000000.h5", "r+", locking=False) as file:
+        file["rollouts/colour"] = np.zeros(4)
+        del file["rollouts/temperature"]
+    file = RolloutFile(tmp_path / "segment_000000.h5", "s")
+    assert "rollouts/colour" not in file.paths()
+    assert np.isnan(file.read("rollouts/temperature")).tolist() == [True] * 4
+
+
+def test_too_long_an_attribute_is_refused_by_name() -> None:
+    block = blocks.from_records([], reward_names=[], first_rollout_id=0)
+    with pytest.raises(StoreError, match="attribute 'config' has 40000 bytes"):
+        encode(block, {"config": "x" * 40_000})
+
+
+def test_a_bit_that_flips_is_noticed_on_reading(tmp_path: Path) -> None:
+    write(tmp_path, [make_record(i) for i in range(400)], flush_every=400)
+    path = tmp_path / "segment_000000.h5"
+    with h5py.File(path, "r", locking=False) as file:
+        chunk = file["tokens/id"].id.get_chunk_info(0)
+    data = bytearray(path.read_bytes())
+    data[chunk.byte_offset + chunk.size // 2] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"tokens/id of segment_000000\.h5 cannot be read"):
+        RolloutReader(tmp_path).column("tokens/id")
+
+
+# ---------------------------------------------------------------- segments and attempts
+
+
+def test_segments_close_by_rollouts_by_size_and_by_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [make_record(i) for i in range(60)]
+    write(tmp_path / "rows", records, flush_every=5, segment_rollouts=40)
+    assert len(os.listdir(tmp_path / "rows")) == 6
+    monkeypatch.setattr(writing, "MAX_PARTS", 3)
+    write(tmp_path / "parts", records, flush_every=5)
+    assert len(os.listdir(tmp_path / "parts")) == 4
+    monkeypatch.setattr(RolloutWriter, "_max_bytes", 30_000)
+    write(tmp_path / "size", records, flush_every=5)
+    assert 1 < len(os.listdir(tmp_path / "size")) < 12
+    for name in ("rows", "parts", "size"):
+        check_equal(RolloutReader(tmp_path / name), records)
+
+
+def test_a_new_attempt_starts_a_new_segment_and_closes_what_the_old_left(tmp_path: Path) -> None:
+    first = open_writer(tmp_path, attempt=1)
+    first.append(make_record(0))
+    first.flush(30)
+    (tmp_path / "segment_000000.open" / ".part_000001.h5.17.tmp").write_text("torn")
+    (tmp_path / ".segment_000000.h5.17.tmp").write_text("torn")
+    # the first writer is killed here: it is not closed
+    with open_writer(tmp_path, attempt=2) as second:
+        second.append(make_record(1, attempt=2))
+    assert sorted(os.listdir(tmp_path)) == ["segment_000000.h5", "segment_000001.h5"]
+    reader = RolloutReader(tmp_path)
+    assert reader.column("groups/attempt").tolist() == [1, 2]
+    assert [file.attributes["attempt"] for _, file in reader.scan()] == [1, 2]
+    ids = reader.column("rollouts/rollout_id").tolist()
+    assert ids == [(1 << 32) + i for i in range(4)] + [(2 << 32) + i for i in range(4)]
+    assert reader.find_rollout((2 << 32) + 1) == 5
+    with pytest.raises(KeyError, match="no rollout 17"):
+        reader.find_rollout(17)
+
+
+def test_writers_that_start_together_never_share_a_segment(tmp_path: Path) -> None:
+    writers = [open_writer(tmp_path) for _ in range(4)]
+    for writer in writers:
+        writer.flush(30)  # all have looked at what earlier attempts left
+
+    def work(writer: RolloutWriter, base: int) -> None:
+        for i in range(5):
+            writer.append(make_record(base + i))
+            writer.flush(30)
+        writer.close()
+
+    threads = [threading.Thread(target=work, args=(w, 100 * i)) for i, w in enumerate(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ids = RolloutReader(tmp_path).column("groups/group_id").tolist()
+    assert sorted(ids) == [100 * w + i for w in range(4) for i in range(5)]
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_a_damaged_segment_is_left_out_and_named(tmp_path: Path) -> None:
+    write(tmp_path, [make_record(i) for i in range(30)], flush_every=10, segment_rollouts=40)
+    middle = tmp_path / "segment_000001.h5"
+    middle.write_bytes(middle.read_bytes()[:1000])
+    reader = RolloutReader(tmp_path)
+    assert len(reader.problems) == 1 and "segment_000001.h5 cannot be opened" in reader.problems[0]
+    assert reader.column("groups/group_id").tolist() == [*range(10), *range(20, 30)]
+
+
+def test_a_copied_folder_reads_alike(tmp_path: Path) -> None:
+    records = [make_record(i) for i in range(12)]
+    write(tmp_path / "a", records)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    check_equal(RolloutReader(tmp_path / "b"), records)
+
+
+# ---------------------------------------------------------------- the writer's manners
+
+
+def test_close_twice_is_fine_and_appending_after_it_is_not(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path)
+    writer.append(make_record(0))
+    writer.close()
+    writer.close()
+    with pytest.raises(StoreError, match="the rollout writer is closed"):
+        writer.append(make_record(1))
+    assert RolloutReader(tmp_path).num_rows("groups") == 1
+
+
+def test_a_full_disk_is_waited_out_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_bytes, failures = atomic.write_bytes, [errno.ENOSPC, errno.EDQUOT, errno.ESTALE]
+
+    def sometimes_full(path: Path, data: bytes) -> None:
+        if failures:
+            code = failures.pop()
+            raise OSError(code, os.strerror(code))
+        write_bytes(path, data)
+
+    monkeypatch.setattr(atomic, "write_bytes", sometimes_full)
+    records = [make_record(i) for i in range(3)]
+    with caplog.at_level(logging.WARNING):
+        write(tmp_path, records, flush_every=1)
+    check_equal(RolloutReader(tmp_path), records)
+    assert sum("nothing is lost" in message for message in caplog.messages) == 3
+
+
+def test_an_error_that_stays_is_raised_to_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, data: bytes) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(atomic, "write_bytes", refused)
+    writer = open_writer(tmp_path)
+    writer.append(make_record(0))
+    with pytest.raises(StoreError, match=r"cannot be written to .*: .*Permission denied"):
+        writer.flush(30)
+    with pytest.raises(StoreError, match="Permission denied"):
+        writer.append(make_record(1))
+    with pytest.raises(StoreError, match="Permission denied"):
+        writer.close()
+
+
+def test_a_slow_disk_pushes_back_and_the_deadline_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(writing, "QUEUE_RECORDS", 2)
+    monkeypatch.setattr(RolloutWriter, "_close_leftovers", lambda self: gate.wait(20))
+    writer = open_writer(tmp_path)
+    writer.append(make_record(0))
+    writer.append(make_record(1))
+    with pytest.raises(StoreError, match=f"has taken nothing for 0 s .*{tmp_path.name}"):
+        writer.append(make_record(2), timeout_s=0.3)
+    gate.set()
+    writer.close()
+    assert RolloutReader(tmp_path).num_rows("groups") == 2
+
+
+def test_groups_reach_the_disk_in_time_even_if_nobody_flushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "MAX_PENDING_S", 0.2)
+    writer = open_writer(tmp_path)
+    writer.append(make_record(0))
+    deadline = time.monotonic() + 20
+    while RolloutReader(tmp_path).num_rows("groups") == 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert RolloutReader(tmp_path).num_rows("groups") == 1
+    writer.close()
+
+
+def test_importing_the_reader_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, llamarl_hpc.storage.rollout_store.reader;"
+        "print({'h5py', 'torch', 'pandas', 'pydantic'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
+
+
+# ---------------------------------------------------------------- kill -9 and live reading
+
+WRITER = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    sys.path.insert(0, sys.argv[2])
+    from make_records import make_record
+    from llamarl_hpc.config.schema import StorageConfig
+    from llamarl_hpc.storage.rollout_store import writer as writing
+    writing.MAX_PARTS = 4
+    writer = writing.RolloutWriter(
+        Path(sys.argv[1]), attempt=int(sys.argv[3]), config=StorageConfig(segment_rollouts=96),
+        attributes={}, reward_names=[])
+    print("ready", flush=True)
+    for n in range(100_000):
+        writer.append(make_record(n, attempt=int(sys.argv[3])))
+        if n % 3 == 2:
+            writer.flush(60)
+            print(n + 1, flush=True)
+    """
+)
+
+
+def start_writer(folder: Path, attempt: int) -> subprocess.Popen[str]:
+    here = str(Path(__file__).parent)
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), here, str(attempt)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_kill_9_at_any_moment_loses_at_most_one_flush_and_never_a_file(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    flushed: dict[int, int] = {}
+    for attempt in range(1, 9):
+        process = start_writer(tmp_path, attempt)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(rng.uniform(0.05, 0.4))
+        process.kill()
+        lines = process.stdout.read().split()
+        process.wait()
+        flushed[attempt] = int(lines[-1]) if lines else 0
+        check_after_kill(tmp_path, flushed)
+    with open_writer(tmp_path, attempt=9):
+        pass
+    check_after_kill(tmp_path, flushed)
+    assert not list(tmp_path.glob("*.open"))
+    assert sum(flushed.values()) > 50  # the writers did get somewhere
+
+
+def check_after_kill(folder: Path, flushed: dict[int, int]) -> None:
+    for path in folder.rglob("*.h5"):
+        h5py.File(path, "r").close()  # as anybody would open it
+    reader = RolloutReader(folder)
+    assert reader.problems == []
+    groups = reader.columns("groups", ["attempt", "group_id"])
+    for attempt, least in flushed.items():
+        ids = groups["group_id"][groups["attempt"] == attempt].tolist()
+        assert ids == list(range(len(ids)))
+        assert least <= len(ids) <= least + 3
+    for _, file in reader.scan():
+        assert blocks.problems(file.block()) == []
+
+
+def test_a_reader_beside_the_writer_sees_a_growing_whole(tmp_path: Path) -> None:
+    process = start_writer(tmp_path, 1)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        seen, looks = 0, 0
+        deadline = time.monotonic() + 4
+        while time.monotonic() < deadline:
+            reader = RolloutReader(tmp_path)
+            assert reader.problems == []
+            ids = reader.column("groups/group_id")
+            assert ids.tolist() == list(range(len(ids)))
+            assert reader.num_rows("rollouts") == 4 * len(ids)
+            assert len(ids) >= seen
+            assert (
+                len(reader.column("tokens/id")) == reader.column("rollouts/completion_length").sum()
+            )
+            seen, looks = len(ids), looks + 1
+            reader.close()
+    finally:
+        process.kill()
+        process.wait()
+    assert seen > 100 and looks > 5
