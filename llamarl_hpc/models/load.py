@@ -146,6 +146,21 @@ def tokenizer_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def stop_token_ids(
+    folder: Path, tokenizer: PreTrainedTokenizerBase | None = None
+) -> frozenset[int]:
+    """Tokens that end a completion: those of generation_config.json (else config.json), and the
+    tokenizer's end-of-sequence token."""
+    found: set[int] = set()
+    for name in ("generation_config.json", CONFIG):
+        if not found and (folder / name).is_file():
+            ids = read_json(folder / name).get("eos_token_id")
+            found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    if tokenizer is not None and isinstance(tokenizer.eos_token_id, int):
+        found.add(tokenizer.eos_token_id)
+    return frozenset(found)
+
+
 def tensor_names(folder: Path) -> set[str]:
     """Names of all tensors in the safetensors files; reads headers only."""
     names: set[str] = set()

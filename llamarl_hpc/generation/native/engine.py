@@ -1,0 +1,284 @@
+"""The native generation engine: continuous batching over a KV cache, in plain PyTorch.
+
+One `step` is one forward pass: it decodes a token for every running sequence and computes the
+prompts of the groups that start, all in one packed batch. A group's prompt is computed once for
+all its completions, and what it has in common with an earlier prompt (system message, template)
+is copied instead of computed, as long as the weights are the same.
+
+For equal weights on one CPU, tokens and log-probabilities of a completion do not depend on what
+else runs at the time, wherever torch's kernels compute each row by itself (see linear.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.generation.native.architecture import architecture_of, load_config
+from llamarl_hpc.generation.native.kv_cache import KVCache
+from llamarl_hpc.generation.native.model import NativeModel, PackedBatch, PromptRows
+from llamarl_hpc.generation.native.sampler import sample, uniform_draws
+from llamarl_hpc.generation.native.scheduler import RunningGroup, RunningSequence, Scheduler
+from llamarl_hpc.models.load import load_tokenizer, stop_token_ids, torch_dtype, weight_files
+from llamarl_hpc.types import Completion, GenerationRequest, GroupCompletions, Purpose
+
+_LENGTH_GRAIN = 16  # decoding attends over a multiple of so many tokens; fewer distinct shapes
+_MIN_SHARED = 8  # a shorter common prefix is not worth keeping the reference for
+
+
+class NativeEngine:
+    """Implements `generation.base.GenerationEngine` for one device.
+
+    A group starts whole, so `num_generations` may not exceed `max_concurrency`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str | torch.dtype,
+        max_concurrency: int,
+        prefill_tokens: int,
+        max_context: int,
+        device: str = "cpu",
+    ) -> None:
+        """Load the model in `folder` (policy version 0). Raises ConfigError if it cannot run."""
+        self._device = torch.device(device)
+        config = load_config(folder)
+        arch = architecture_of(config, max_context=max_context)
+        self._dtype = torch_dtype(dtype)
+        self._vocab_size = arch.vocab_size
+        self._tokenizer = load_tokenizer(folder)
+        self._stop_ids = stop_token_ids(folder, self._tokenizer)
+        self._scheduler = Scheduler(
+            max_concurrency=max_concurrency,
+            prefill_tokens=prefill_tokens,
+            max_context=max_context,
+        )
+        self._cache = KVCache(
+            layers=arch.num_layers,
+            slots=max_concurrency,
+            max_length=max_context,
+            kv_heads=arch.num_kv_heads,
+            head_dim=arch.head_dim,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        self._model = NativeModel(
+            arch, config, max_context=max_context, dtype=self._dtype, device=self._device
+        )
+        self._paused = False
+        self._tokens_processed = 0
+        self._prefix: list[int] = []  # prompt whose keys and values the prefix slot holds
+        self.load_weights(0, _read_weights(folder))
+
+    # ------------------------------------------------------------------ what the executor calls
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a group. Raises ConfigError when it can never run."""
+        self._scheduler.check(request)
+        outside = [i for i in request.prompt_ids.tolist() if not 0 <= i < self._vocab_size]
+        if outside:
+            raise ConfigError(
+                f"the prompt of group {request.group_id} holds token {outside[0]}, but the "
+                f"model's vocabulary has {self._vocab_size}; use the model's own tokenizer"
+            )
+        self._scheduler.submit(request)
+
+    @torch.inference_mode()
+    def step(self) -> list[GroupCompletions]:
+        """Start what fits, sample one token for every running sequence; groups now complete."""
+        running = list(self._scheduler.running)
+        now = time.time()
+        admitted = [] if self._paused else self._scheduler.admit(uniform_draws, now)
+        if not running and not admitted:
+            return []
+        self._cache.reserve(
+            max((_final_length(group.request) for group in admitted), default=0), len(running)
+        )
+        batch = self._pack(running, admitted)
+        logits = self._model.forward(batch, self._cache)
+        self._share_prompts(admitted)
+        completed = self._sample(logits, admitted)
+        return [self._completions(group) for group in completed]
+
+    def pause_admission(self, paused: bool) -> None:
+        """While paused, queued groups wait and running ones go on."""
+        self._paused = paused
+
+    def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy in a complete set of weights; running sequences go on with their KV cache.
+
+        Raises WeightSyncError when the set is not the model's; then the weights are mixed and
+        the engine must not be used any more.
+        """
+        self._model.load_weights(tensors)
+        self._prefix = []
+        self.policy_version = version
+
+    def abort_all(self) -> list[tuple[Purpose, int]]:
+        """Forget all running and waiting groups; returns their (purpose, group id)."""
+        return self._scheduler.abort_all()
+
+    @property
+    def num_running(self) -> int:
+        """Sequences being decoded."""
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Groups not started yet."""
+        return self._scheduler.num_waiting
+
+    @property
+    def tokens_processed(self) -> int:
+        """Prompt tokens (once per group, shared prefixes included) plus tokens sampled."""
+        return self._tokens_processed
+
+    # ------------------------------------------------------------------ one step
+
+    def _pack(self, running: list[RunningSequence], admitted: list[RunningGroup]) -> PackedBatch:
+        """One row per running sequence, then the prompts' own rows."""
+        token_ids = [sequence.token_ids[-1] for sequence in running]
+        positions = [sequence.length - 1 for sequence in running]
+        longest = -(-(max(positions, default=0) + 1) // _LENGTH_GRAIN) * _LENGTH_GRAIN
+        mask = self._decode_mask(positions, longest)
+        sampled = list(range(len(running)))
+        prompts: list[PromptRows] = []
+        if admitted and _common_prefix(self._prefix, _prompt(admitted[0])) < _MIN_SHARED:
+            self._prefix = []
+        reference = self._prefix or (_prompt(admitted[0]) if admitted else [])
+        for group in admitted:
+            ids = _prompt(group)
+            shared = 0
+            if self._prefix or prompts:
+                # two rows of its own at least, see linear.py
+                shared = min(_common_prefix(ids, reference), len(ids) - 2)
+            shared = shared if shared >= _MIN_SHARED else 0
+            prompts.append(
+                PromptRows(
+                    start=len(token_ids),
+                    end=len(token_ids) + len(ids) - shared,
+                    slot=group.sequences[0].slot,
+                    length=len(ids),
+                    shared=shared,
+                    source=self._cache.prefix_slot
+                    if self._prefix
+                    else admitted[0].sequences[0].slot,
+                )
+            )
+            token_ids += ids[shared:]
+            positions += range(shared, len(ids))
+            sampled.append(len(token_ids) - 1)
+        return PackedBatch(
+            token_ids=torch.tensor(token_ids, device=self._device),
+            positions=torch.tensor(positions, device=self._device),
+            num_decoding=len(running),
+            longest=longest,
+            decode_mask=mask,
+            prompts=prompts,
+            sampled_rows=torch.tensor(sampled, device=self._device),
+        )
+
+    def _decode_mask(self, positions: list[int], longest: int) -> Tensor | None:
+        """[B, 1, 1, longest]: 0 up to and including a row's own position, else -inf."""
+        if not positions:
+            return None
+        last = torch.tensor(positions, device=self._device).unsqueeze(1)
+        hidden = torch.arange(longest, device=self._device) > last
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
+
+    def _share_prompts(self, admitted: list[RunningGroup]) -> None:
+        """Give the prompt's keys and values to all completions of a group; keep one prompt."""
+        for group in admitted:
+            first, *others = [sequence.slot for sequence in group.sequences]
+            self._cache.copy(first, others, len(group.request.prompt_ids))
+        if admitted and not self._prefix:
+            self._prefix = _prompt(admitted[0])
+            slot = admitted[0].sequences[0].slot
+            self._cache.copy(slot, [self._cache.prefix_slot], len(self._prefix))
+
+    def _sample(self, logits: Tensor, admitted: list[RunningGroup]) -> list[RunningGroup]:
+        """One token for every running sequence; returns the groups that are complete now."""
+        sequences = self._scheduler.running
+        if admitted:  # a prompt's logits serve all completions of its group
+            num_decoding = len(logits) - len(admitted)
+            rows = list(range(num_decoding))
+            for i, group in enumerate(admitted):
+                rows += [num_decoding + i] * group.request.num_generations
+            logits = logits[torch.tensor(rows, device=self._device)]
+        params = [sequence.group.request.sampling for sequence in sequences]
+        token_ids, logprobs = sample(
+            logits,
+            [p.temperature for p in params],
+            [p.top_p for p in params],
+            [float(sequence.draws[len(sequence.token_ids)]) for sequence in sequences],
+        )
+        self._tokens_processed += len(token_ids)
+        self._tokens_processed += sum(len(group.request.prompt_ids) for group in admitted)
+        completed, moves = self._scheduler.record(
+            token_ids,
+            logprobs,
+            version=self.policy_version,
+            stop_ids=self._stop_ids,
+            now=time.time(),
+        )
+        for move in moves:
+            self._cache.copy(move.source, [move.target], move.length)
+        return completed
+
+    def _completions(self, group: RunningGroup) -> GroupCompletions:
+        texts = self._tokenizer.batch_decode(
+            [sequence.token_ids for sequence in group.sequences], skip_special_tokens=True
+        )
+        completions = [_completion(s, t) for s, t in zip(group.sequences, texts, strict=True)]
+        request = group.request
+        return GroupCompletions(
+            purpose=request.purpose, group_id=request.group_id, completions=completions
+        )
+
+
+def _completion(sequence: RunningSequence, text: str) -> Completion:
+    assert sequence.finish_reason is not None
+    return Completion(
+        token_ids=np.array(sequence.token_ids, dtype=np.int32),
+        logprobs=np.array(sequence.logprobs, dtype=np.float32),
+        versions=sequence.versions,
+        finish_reason=sequence.finish_reason,
+        text=text,
+        t_start=sequence.t_start,
+        t_end=sequence.t_end,
+    )
+
+
+def _prompt(group: RunningGroup) -> list[int]:
+    ids: list[int] = group.request.prompt_ids.tolist()
+    return ids
+
+
+def _final_length(request: GenerationRequest) -> int:
+    return len(request.prompt_ids) + request.sampling.max_tokens
+
+
+def _common_prefix(first: list[int], second: list[int]) -> int:
+    """Number of leading tokens that two prompts share."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a model folder, one at a time."""
+    from safetensors import safe_open
+
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                if not name.endswith("rotary_emb.inv_freq"):  # old folders; computed here
+                    yield name, file.get_tensor(name)

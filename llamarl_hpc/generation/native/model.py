@@ -1,0 +1,274 @@
+"""The forward pass of a Llama-family decoder over one packed batch: decoding and prompts together.
+
+Rows of the batch: first one row per running sequence (its newest token), then the tokens of new
+prompts, one prompt after the other. Linear layers see all rows at once; attention is one call for
+all decoding rows and one per prompt. Logits are computed only where a token is sampled.
+
+N rows, B running sequences, Q query heads, H kv heads, D head size, T tokens of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+from llamarl_hpc.errors import WeightSyncError
+from llamarl_hpc.generation.native.architecture import Architecture
+from llamarl_hpc.generation.native.kv_cache import KVCache
+from llamarl_hpc.generation.native.linear import Destination, Linear, make_linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptRows:
+    """A prompt in the batch. Its first `shared` tokens are copied, not computed."""
+
+    start: int  # rows start..end hold tokens shared..length
+    end: int
+    slot: int  # where its keys and values go
+    length: int  # tokens of the prompt
+    shared: int  # tokens whose keys and values lie in `source` already
+    source: int  # slot to copy them from
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBatch:
+    """Input of one step."""
+
+    token_ids: Tensor  # int64 [N]
+    positions: Tensor  # int64 [N]
+    num_decoding: int  # B; their slots are 0..B-1
+    longest: int  # T that decoding attends over
+    decode_mask: Tensor | None  # [B, 1, 1, T], 0 or -inf; None if B = 0
+    prompts: list[PromptRows]
+    sampled_rows: Tensor  # int64 [rows to compute logits for]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class NativeModel:
+    """Weights and forward pass. Weights are undefined until the first `load_weights`."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        config: Any,
+        *,
+        max_context: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._arch = architecture
+        self._dtype, self._device = dtype, device
+        self._destinations: dict[str, Destination] = {}
+        self._layers = [self._make_layer(i) for i in range(architecture.num_layers)]
+        size = architecture.hidden_size
+        self._norm = self._vector("model.norm.weight", size)
+        self._embedding = torch.empty(architecture.vocab_size, size, dtype=dtype, device=device)
+        self._head = make_linear(
+            {"lm_head": architecture.vocab_size},
+            size,
+            dtype=dtype,
+            device=device,
+            shared=self._embedding if architecture.tied else None,
+        )
+        self._destinations |= self._head.destinations()
+        shape = tuple(self._embedding.shape)
+        self._destinations["model.embed_tokens.weight"] = (shape, self._load_embedding)
+        if architecture.tied:
+            del self._destinations["lm_head.weight"]
+        self._cos, self._sin = rotary_tables(config, max_context, dtype, device)
+
+    def _make_layer(self, index: int) -> _Layer:
+        arch, name = self._arch, f"model.layers.{index}"
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        size, queries = arch.hidden_size, arch.num_heads * arch.head_dim
+        keys = arch.num_kv_heads * arch.head_dim
+        qkv = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        gate_up = dict.fromkeys((f"{mlp}.gate_proj", f"{mlp}.up_proj"), arch.intermediate_size)
+
+        def head_norm(which: str) -> Tensor | None:
+            if not arch.qk_norm:
+                return None
+            return self._vector(f"{attention}.{which}_norm.weight", arch.head_dim)
+
+        return _Layer(
+            input_norm=self._vector(f"{name}.input_layernorm.weight", size),
+            qkv=self._linear(
+                {f"{attention}.{part}": rows for part, rows in qkv.items()}, size, arch.qkv_bias
+            ),
+            q_norm=head_norm("q"),
+            k_norm=head_norm("k"),
+            output=self._linear({f"{attention}.o_proj": size}, queries, arch.output_bias),
+            mlp_norm=self._vector(f"{name}.post_attention_layernorm.weight", size),
+            gate_up=self._linear(gate_up, size, arch.mlp_bias),
+            down=self._linear({f"{mlp}.down_proj": size}, arch.intermediate_size, arch.mlp_bias),
+        )
+
+    def _linear(self, outputs: dict[str, int], inputs: int, bias: bool) -> Linear:
+        layer = make_linear(outputs, inputs, bias=bias, dtype=self._dtype, device=self._device)
+        self._destinations |= layer.destinations()
+        return layer
+
+    def _vector(self, name: str, size: int) -> Tensor:
+        vector = torch.empty(size, dtype=self._dtype, device=self._device)
+        self._destinations[name] = ((size,), vector.copy_)
+        return vector
+
+    def _load_embedding(self, tensor: Tensor) -> None:
+        self._embedding.copy_(tensor)
+        if self._arch.tied:
+            ((_, load_head),) = self._head.destinations().values()
+            load_head(self._embedding)
+
+    # ------------------------------------------------------------------ weights
+
+    @torch.inference_mode()
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy in a complete set. Raises WeightSyncError for a wrong name or shape, or a gap.
+
+        The output matrix of a tied model may come or not; it is the embedding either way.
+        """
+        missing = dict.fromkeys(self._destinations)
+        for name, tensor in tensors:
+            if name == "lm_head.weight" and self._arch.tied:
+                continue
+            if name not in self._destinations:
+                raise WeightSyncError(f"the generator's model has no weight {name}")
+            shape, load = self._destinations[name]
+            if tuple(tensor.shape) != shape:
+                raise WeightSyncError(f"{name} came as {list(tensor.shape)}, wanted {list(shape)}")
+            load(tensor)
+            missing.pop(name, None)
+        if missing:
+            first = next(iter(missing))
+            raise WeightSyncError(f"{len(missing)} weights did not come, the first is {first}")
+
+    # ------------------------------------------------------------------ forward
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch, cache: KVCache) -> Tensor:
+        """Logits [rows of batch.sampled_rows, vocabulary]; writes the rows' keys and values."""
+        token_ids, positions = batch.token_ids, batch.positions
+        num_rows = len(token_ids)
+        if num_rows == 1:  # a one-row product may round otherwise than a row among several
+            token_ids, positions = token_ids.expand(2), positions.expand(2)
+        x = self._embedding[token_ids]
+        cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        eps, shape = self._arch.norm_eps, (self._arch.hidden_size,)
+        masks = [_prompt_mask(rows, x) for rows in batch.prompts]
+        for index, layer in enumerate(self._layers):
+            h = rms_norm(x, shape, layer.input_norm, eps)
+            q, k, v = self._project(layer, h, cos, sin)
+            x = x + layer.output(self._attend(q, k, v, cache.layer(index), batch, masks))
+            gate, up = layer.gate_up(rms_norm(x, shape, layer.mlp_norm, eps)).chunk(2, dim=-1)
+            x = x + layer.down(silu(gate).mul_(up))
+        rows = batch.sampled_rows
+        last = x[rows.expand(2) if len(rows) == 1 else rows]
+        return self._head(rms_norm(last, shape, self._norm, eps))[: len(rows)]
+
+    def _project(
+        self, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [N, Q, D], rotated keys [N, H, D], values [N, H, D]."""
+        arch = self._arch
+        heads = layer.qkv(h).view(len(h), -1, arch.head_dim)
+        rotated = arch.num_heads + arch.num_kv_heads
+        qk, v = heads[:, :rotated], heads[:, rotated:]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            shape = (arch.head_dim,)
+            q = rms_norm(qk[:, : arch.num_heads], shape, layer.q_norm, arch.norm_eps)
+            k = rms_norm(qk[:, arch.num_heads :], shape, layer.k_norm, arch.norm_eps)
+            qk = torch.cat((q, k), dim=1)
+        first, second = qk.chunk(2, dim=-1)
+        qk = qk * cos + torch.cat((-second, first), dim=-1) * sin
+        return qk[:, : arch.num_heads], qk[:, arch.num_heads :], v
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cached: tuple[Tensor, Tensor],
+        batch: PackedBatch,
+        masks: list[Tensor | None],
+    ) -> Tensor:
+        """Attention output [N, Q * D]; keys and values go into the cache on the way."""
+        keys, values = cached
+        out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
+        num = batch.num_decoding
+        if num:
+            slots = torch.arange(num, device=q.device)
+            keys[slots, batch.positions[:num]] = k[:num]
+            values[slots, batch.positions[:num]] = v[:num]
+            grouped = q[:num].reshape(num, keys.shape[2], -1, q.shape[2])
+            out[:num] = scaled_dot_product_attention(
+                grouped,
+                keys[:num, : batch.longest].transpose(1, 2),
+                values[:num, : batch.longest].transpose(1, 2),
+                attn_mask=batch.decode_mask,
+            ).view(num, -1)
+        for rows, mask in zip(batch.prompts, masks, strict=True):
+            mine = slice(rows.start, rows.end)
+            for cache, new in ((keys, k), (values, v)):
+                cache[rows.slot, : rows.shared] = cache[rows.source, : rows.shared]
+                cache[rows.slot, rows.shared : rows.length] = new[mine]
+            out[mine] = _attend_prompt(
+                q[mine], keys[rows.slot, : rows.length], values[rows.slot, : rows.length], mask
+            )
+        if len(q) > len(batch.token_ids):
+            out[1] = out[0]  # the row that only fills up
+        return out
+
+
+def _attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Causal attention of one prompt's rows [n, Q, D] over its keys [T, H, D] -> [n, Q * D]."""
+    num, heads, size = q.shape
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    grouped = q.view(num, kv_heads, group, size).permute(1, 2, 0, 3)  # [H, Q/H, n, D]
+    shared = (kv_heads, group, keys.shape[0], size)
+    out = scaled_dot_product_attention(
+        grouped,
+        keys.transpose(0, 1).unsqueeze(1).expand(shared),
+        values.transpose(0, 1).unsqueeze(1).expand(shared),
+        attn_mask=mask,
+        is_causal=mask is None,
+    )
+    return out.permute(2, 0, 1, 3).reshape(num, heads * size)
+
+
+def _prompt_mask(rows: PromptRows, like: Tensor) -> Tensor | None:
+    """None for plain causal attention; else row i sees the `shared` tokens and its own up to i."""
+    if rows.shared == 0:
+        return None
+    mask = torch.full(
+        (rows.length - rows.shared, rows.length), -torch.inf, dtype=like.dtype, device=like.device
+    )
+    return mask.triu_(rows.shared + 1)
+
+
+def rotary_tables(
+    config: Any, max_context: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [max_context, D], by the very code that the trainer's model uses."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rotary = LlamaRotaryEmbedding(config)
+    with torch.no_grad():
+        cos, sin = rotary(torch.empty(0, dtype=dtype), torch.arange(max_context).unsqueeze(0))
+    return cos[0].to(device), sin[0].to(device)
