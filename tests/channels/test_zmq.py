@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
-from conftest import CONFIG, Setup
+from channel_setup import CONFIG, Setup
 
 from llamarl_hpc.channels.address import ControllerAddress, read_address, write_address
 from llamarl_hpc.channels.codec import encode
