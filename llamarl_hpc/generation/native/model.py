@@ -137,7 +137,7 @@ class NativeModel:
 
     # ------------------------------------------------------------------ weights
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: the iterator's own tensors must stay ordinary ones
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy in a complete set. Raises WeightSyncError for a wrong name or shape, or a gap.
 
