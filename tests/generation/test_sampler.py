@@ -87,6 +87,12 @@ def test_logprobs_match_log_softmax_over_a_large_vocabulary() -> None:
     assert logprobs == pytest.approx(wanted, abs=2e-6)
 
 
+def test_logits_that_are_not_numbers_are_an_error_not_a_token() -> None:
+    logits = torch.tensor([[0.0, 1.0], [0.0, math.nan]])
+    with pytest.raises(FloatingPointError, match="diverged"):
+        sample(logits, [1.0] * 2, [1.0] * 2, [0.5] * 2)
+
+
 def test_draws_are_a_fixed_function_of_the_request_and_the_index() -> None:
     one = uniform_draws(request(7, [1], max_tokens=4, seed=3), 2)
     assert one.dtype == np.float32 and ((one >= 0) & (one < 1)).all()

@@ -5,8 +5,9 @@ prompts of the groups that start, all in one packed batch. A group's prompt is c
 all its completions, and what it has in common with an earlier prompt (system message, template)
 is copied instead of computed, as long as the weights are the same.
 
-For equal weights on one CPU, tokens and log-probabilities of a completion do not depend on what
-else runs at the time, wherever torch's kernels compute each row by itself (see linear.py).
+For equal weights, tokens and log-probabilities of a completion do not depend on what else runs at
+the time: draws are counter-based, and rows are given to the kernels in shapes for which torch's CPU
+kernels compute each row by itself (checked bit for bit on AVX-512; elsewhere to rounding).
 """
 
 from __future__ import annotations
@@ -158,8 +159,7 @@ class NativeEngine:
             ids = _prompt(group)
             shared = 0
             if self._prefix or prompts:
-                # two rows of its own at least, see linear.py
-                shared = min(_common_prefix(ids, reference), len(ids) - 2)
+                shared = min(_common_prefix(ids, reference), len(ids) - 1)
             shared = shared if shared >= _MIN_SHARED else 0
             prompts.append(
                 PromptRows(

@@ -22,6 +22,8 @@ from llamarl_hpc.generation.native.architecture import Architecture
 from llamarl_hpc.generation.native.kv_cache import KVCache
 from llamarl_hpc.generation.native.linear import Destination, Linear, make_linear
 
+_BLOCK = 32  # queries that torch's CPU attention takes at a time
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptRows:
@@ -227,8 +229,9 @@ class NativeModel:
             for cache, new in ((keys, k), (values, v)):
                 cache[rows.slot, : rows.shared] = cache[rows.source, : rows.shared]
                 cache[rows.slot, rows.shared : rows.length] = new[mine]
+            seen = _full_blocks(rows.length)
             out[mine] = _attend_prompt(
-                q[mine], keys[rows.slot, : rows.length], values[rows.slot, : rows.length], mask
+                q[mine], keys[rows.slot, :seen], values[rows.slot, :seen], mask
             )
         if len(q) > len(batch.token_ids):
             out[1] = out[0]  # the row that only fills up
@@ -236,8 +239,15 @@ class NativeModel:
 
 
 def _attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Causal attention of one prompt's rows [n, Q, D] over its keys [T, H, D] -> [n, Q * D]."""
-    num, heads, size = q.shape
+    """Causal attention of one prompt's rows [n, Q, D] over keys [T, H, D] -> [n, Q * D].
+
+    Kernels work in blocks and compute a small block otherwise than a full one. Rows and keys are
+    filled up to full blocks (what is beyond the prompt is masked), so that a row's result does not
+    depend on the prompt's length, nor on how much of it was shared.
+    """
+    own, heads, size = q.shape
+    num = _full_blocks(own)
+    q = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, num - own))
     kv_heads = keys.shape[1]
     group = heads // kv_heads
     grouped = q.view(num, kv_heads, group, size).permute(1, 2, 0, 3)  # [H, Q/H, n, D]
@@ -249,16 +259,19 @@ def _attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None)
         attn_mask=mask,
         is_causal=mask is None,
     )
-    return out.permute(2, 0, 1, 3).reshape(num, heads * size)
+    return out.permute(2, 0, 1, 3)[:own].reshape(own, heads * size)
+
+
+def _full_blocks(num: int) -> int:
+    return -(-num // _BLOCK) * _BLOCK
 
 
 def _prompt_mask(rows: PromptRows, like: Tensor) -> Tensor | None:
     """None for plain causal attention; else row i sees the `shared` tokens and its own up to i."""
     if rows.shared == 0:
         return None
-    mask = torch.full(
-        (rows.length - rows.shared, rows.length), -torch.inf, dtype=like.dtype, device=like.device
-    )
+    shape = (_full_blocks(rows.length - rows.shared), _full_blocks(rows.length))
+    mask = torch.full(shape, -torch.inf, dtype=like.dtype, device=like.device)
     return mask.triu_(rows.shared + 1)
 
 

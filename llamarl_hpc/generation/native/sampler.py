@@ -43,7 +43,8 @@ def sample(
 
     The log-probability is that of the distribution drawn from: after temperature, and with
     top_p < 1 of the truncated, renormalised one. Temperature 0 takes the most likely token and
-    reports its log-probability at temperature 1.
+    reports its log-probability at temperature 1. Raises FloatingPointError for logits that are not
+    numbers: the weights have diverged, and nothing sampled from them would mean anything.
     """
     x_RV = logits_RV.float()
     device = x_RV.device
@@ -54,6 +55,8 @@ def sample(
     best_R = x_RV.argmax(-1) if any(greedy) else None
     p_RV = x_RV.exp()
     mass_R = p_RV.sum(-1)
+    if not bool(mass_R.isfinite().all()):
+        raise FloatingPointError("the model's logits are not finite; its weights have diverged")
     limited = [p < 1.0 and not g for p, g in zip(top_ps, greedy, strict=True)]
     if any(limited):
         rows = torch.tensor([i for i, flag in enumerate(limited) if flag], device=device)
