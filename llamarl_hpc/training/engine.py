@@ -1,0 +1,374 @@
+"""The trainer: one optimizer step per batch, over all ranks, with DeepSpeed ZeRO.
+
+All ranks make the same calls in the same order. Only the leader has the batch; it is broadcast,
+every rank packs the same plan and computes its own share. The loss is a sum over tokens whose
+weights hold the global denominators, so DeepSpeed's averaging over ranks is undone by a factor.
+Messages, weight transfer and the folder of a checkpoint are other people's business.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from llamarl_hpc.batching.packing import MicroBatch, micro_batches_of_rank, token_weights
+from llamarl_hpc.config.schema import Config, TrainerConfig
+from llamarl_hpc.errors import ConfigError, LlamarlError, StoreError
+from llamarl_hpc.models.load import load_trainer_model
+from llamarl_hpc.placement import World
+from llamarl_hpc.training import zero
+from llamarl_hpc.training.loss import LossSettings, LossSums, policy_loss
+from llamarl_hpc.training.policy import PolicyModel, forward_inputs
+from llamarl_hpc.training.rng import rng_state, set_rng_state
+from llamarl_hpc.training.schedule import learning_rate
+from llamarl_hpc.types import Array, ParameterSpec, TrainBatch
+
+_TAG = "state"  # DeepSpeed's name of the one checkpoint in a folder
+_MAX_REFUSED_STEPS = 3  # in a row, with a gradient that is not finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What came of a batch. On ranks other than the leader both fields are empty."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    logprobs: Array = field(default_factory=lambda: np.zeros(0, dtype=np.float32))  # float32 [N]
+
+
+class TrainerEngine:
+    """A sharded policy and its optimizer. Implements `weight_sync.base.WeightSource`."""
+
+    policy_version: int  # optimizer steps that were really applied
+
+    def __init__(
+        self, config: Config, world: World, model_folder: Path, *, device: str = "cpu"
+    ) -> None:
+        """Collective. `placement.init_process_group` must have been called by every rank."""
+        self.policy_version = 0
+        self._trainer, self._algorithm = config.trainer, config.algorithm
+        self._max_completion_length = config.rollout.max_completion_length
+        self._world = world
+        self._device = _own_device(device, world)
+        self._refused_steps = 0
+        torch.use_deterministic_algorithms(self._trainer.deterministic, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        zero.import_deepspeed(self._device.type)  # before transformers does so, unprepared
+        policy = build_policy(config, model_folder).to(self._device)
+        optimizer = build_optimizer(policy, self._trainer)
+        self._engine = zero.start_engine(policy, optimizer, self._trainer, world, self._device)
+        self._parameters = policy.parameter_names()
+
+    # ------------------------------------------------------------------ training
+
+    def train_step(self, batch: TrainBatch | None) -> TrainResult:
+        """One optimizer step from the leader's `batch` (None elsewhere). Collective.
+
+        A batch without any token to train, and a gradient that is not finite, change nothing:
+        the version stays, `tokens/trained` is 0 or `steps_refused` is 1. Raises LlamarlError when
+        the gradient was not finite three times in a row.
+        """
+        start = time.perf_counter()
+        batch = self._world.bcast(batch)
+        assert batch is not None, "the leader must have a batch"
+        weights = token_weights(
+            batch,
+            aggregation=self._algorithm.loss_aggregation,
+            max_completion_length=self._max_completion_length,
+        )
+        micro_batches = micro_batches_of_rank(
+            batch,
+            weights,
+            rank=self._world.rank,
+            num_ranks=self._world.size,
+            micro_batch_tokens=self._trainer.micro_batch_tokens,
+            share_prompt=self._trainer.share_prompt,
+        )
+        rate = learning_rate(self._trainer, self.policy_version)
+        has_tokens = bool(weights.any())
+        share = self._compute(micro_batches, batch.temperature, backward=has_tokens)
+        grad_norm, applied = self._apply(rate) if has_tokens else (0.0, False)
+        self._count_step(applied=applied, refused=has_tokens and not applied, norm=grad_norm)
+        step_metrics = {
+            "grad_norm": grad_norm,
+            "learning_rate": rate,
+            "steps_refused": float(has_tokens and not applied),
+            "micro_batches": float(len(micro_batches)),
+        }
+        return self._collect(share, batch, step_metrics, start)
+
+    def _compute(
+        self, micro_batches: list[MicroBatch], temperature: float, *, backward: bool
+    ) -> _Share:
+        """Forward (and backward) of this rank's micro-batches; gradients stay in the engine."""
+        sums: LossSums | None = None
+        logprobs: list[Tensor] = []
+        self._engine.train(backward)
+        for i, micro_batch in enumerate(micro_batches, start=1):
+            self._engine.set_gradient_accumulation_boundary(i == len(micro_batches))
+            with torch.set_grad_enabled(backward):
+                inputs = forward_inputs(micro_batch, temperature=temperature, device=self._device)
+                logprobs_K, entropy_K = self._engine(**inputs)
+                loss, figures = micro_batch_loss(
+                    micro_batch, logprobs_K, entropy_K, loss_settings(self._algorithm)
+                )
+            if backward:
+                self._engine.backward(loss * self._world.size)
+            sums = figures if sums is None else sums + figures
+            logprobs.append(logprobs_K.detach()[: len(micro_batch.flat_index)])
+        assert sums is not None, "every rank has at least one micro-batch"
+        return _Share(
+            sums=LossSums(sums=sums.sums.cpu(), maxima=sums.maxima.cpu()),
+            flat_index=np.concatenate([m.flat_index for m in micro_batches]),
+            logprobs=torch.cat(logprobs).float().cpu().numpy(),
+            num_tokens=sum(m.num_tokens for m in micro_batches),
+            num_padded=sum(m.token_ids.size for m in micro_batches),
+            peak_gib=_peak_memory_gib(self._device),
+        )
+
+    def _apply(self, rate: float) -> tuple[float, bool]:
+        """Clip, step, forget the gradients. The norm before clipping, and whether it was done."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        if not zero.clips_itself(self._trainer):
+            self._engine.step()
+            return float(self._engine.get_global_grad_norm()), self._engine.was_step_applied()
+        norm = zero.clip_whole_gradients(
+            list(self._parameters.values()), self._trainer.max_grad_norm
+        )
+        if not np.isfinite(norm):
+            self._engine.zero_grad()
+            return norm, False
+        self._engine.step()
+        return norm, True
+
+    def _count_step(self, *, applied: bool, refused: bool, norm: float) -> None:
+        self.policy_version += int(applied)
+        self._refused_steps = self._refused_steps + 1 if refused else 0
+        if self._refused_steps >= _MAX_REFUSED_STEPS:
+            raise LlamarlError(
+                f"the gradient was not finite {self._refused_steps} times in a row at policy "
+                f"version {self.policy_version} (norm {norm}); the weights are unharmed: lower "
+                "trainer.learning_rate or algorithm.rho and resume"
+            )
+
+    def _collect(
+        self, share: _Share, batch: TrainBatch, step_metrics: dict[str, float], start: float
+    ) -> TrainResult:
+        """Bring all ranks' figures and log-probs to the leader."""
+        shares = self._world.gather(share)
+        if shares is None:
+            return TrainResult()
+        sums = shares[0].sums
+        for other in shares[1:]:
+            sums = sums + other.sums
+        logprobs = np.empty(len(batch.completion_ids), dtype=np.float32)
+        assert sum(len(part.flat_index) for part in shares) == len(logprobs), "each token once"
+        for part in shares:
+            logprobs[part.flat_index] = part.logprobs
+        num_tokens = sum(part.num_tokens for part in shares)
+        seconds = time.perf_counter() - start
+        metrics = {
+            **sums.metrics(),
+            **step_metrics,
+            "tokens/computed": float(num_tokens),
+            "tokens/padded": float(sum(part.num_padded for part in shares)),
+            "time/train": seconds,
+            "perf/tokens_per_second": num_tokens / seconds,
+            "perf/peak_memory_gib": max(part.peak_gib for part in shares),
+        }
+        return TrainResult(metrics=metrics, logprobs=logprobs)
+
+    # ------------------------------------------------------------------ weights
+
+    def parameter_specs(self) -> list[ParameterSpec]:
+        """See WeightSource. Tied parameters once, under the first of their names."""
+        return [
+            ParameterSpec(
+                name=name,
+                shape=zero.full_shape(parameter),
+                dtype=str(parameter.dtype).removeprefix("torch."),
+            )
+            for name, parameter in self._parameters.items()
+        ]
+
+    def owned_range(self, name: str) -> tuple[int, int] | None:
+        """See WeightSource."""
+        parameter = self._parameters[name]
+        if not zero.is_partitioned(parameter):
+            return None
+        return zero.partition_range(parameter, self._world)
+
+    def read(self, name: str, start: int, end: int) -> Tensor:
+        """See WeightSource."""
+        return zero.local_elements(self._parameters[name], self._world, start, end)
+
+    def export_state_dict(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor on the CPU) of every parameter, one whole tensor in memory at a time.
+
+        Collective: every rank must exhaust the iterator. Only the leader gets items.
+        """
+        for name, parameter in self._parameters.items():
+            with zero.gathered(parameter) as whole:
+                copy = whole.cpu().clone() if self._world.is_leader else None
+            if copy is not None:
+                yield name, copy
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save(self, folder: Path) -> None:
+        """Write `folder`/zero: model, optimizer, random states of every rank. Collective."""
+        zero_folder = folder / "zero"
+        zero_folder.mkdir(parents=True, exist_ok=True)
+        self._engine.save_checkpoint(str(zero_folder), tag=_TAG, save_latest=False)
+        torch.save(rng_state(), _rng_file(zero_folder, self._world))
+        if self._world.is_leader:
+            description = {**self._layout(), "policy_version": self.policy_version}
+            (zero_folder / "trainer.json").write_text(json.dumps(description, indent=2) + "\n")
+        self._world.barrier()
+
+    def load(self, folder: Path) -> None:
+        """Continue exactly from what `save` wrote to the same folder. Collective.
+
+        Raises ConfigError when the checkpoint was written with another number of ranks, ZeRO
+        stage or dtype, and StoreError when it is not whole.
+        """
+        zero_folder = folder / "zero"
+        description = _read_description(zero_folder / "trainer.json")
+        _check_layout(zero_folder, description, self._layout())
+        loaded, _ = self._engine.load_checkpoint(
+            str(zero_folder), tag=_TAG, load_lr_scheduler_states=False
+        )
+        if loaded is None:
+            raise StoreError(f"{zero_folder} lacks files of its checkpoint; resume an earlier one")
+        states = torch.load(_rng_file(zero_folder, self._world), weights_only=True)
+        set_rng_state(states)
+        self.policy_version = int(description["policy_version"])
+
+    def _layout(self) -> dict[str, Any]:
+        """What a checkpoint must have in common with the engine that loads it."""
+        return {
+            "ranks": self._world.size,
+            "trainer.zero_stage": self._trainer.zero_stage,
+            "trainer.dtype": self._trainer.dtype,
+            "parameters": sum(spec.numel for spec in self.parameter_specs()),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Share:
+    """One rank's part of a step, on its way to the leader."""
+
+    sums: LossSums
+    flat_index: Array  # int64, into the batch's N
+    logprobs: Array  # float32
+    num_tokens: int
+    num_padded: int
+    peak_gib: float
+
+
+# ---------------------------------------------------------------- the parts, also for the oracle
+
+
+def build_policy(config: Config, model_folder: Path) -> PolicyModel:
+    """The model of `model_folder` in the trainer's dtype, ready for its first forward, on CPU."""
+    causal_lm = load_trainer_model(
+        model_folder, config.trainer.dtype, config.model.attn_implementation
+    )
+    if config.trainer.gradient_checkpointing:
+        causal_lm.activation_checkpointing_enable({"use_reentrant": False})
+    policy = PolicyModel(causal_lm, logprob_chunk_tokens=config.trainer.logprob_chunk_tokens)
+    return policy.train()  # dropout is 0; only gradient checkpointing looks at this
+
+
+def build_optimizer(policy: PolicyModel, config: TrainerConfig) -> torch.optim.AdamW:
+    """torch's AdamW, fused (one pass over memory). Norms and biases do not decay."""
+    parameters = list(policy.parameters())
+    groups: list[dict[str, Any]] = [{"params": parameters, "weight_decay": config.weight_decay}]
+    if config.weight_decay > 0.0:
+        matrices: list[nn.Parameter] = [p for p in parameters if p.ndim >= 2]
+        vectors = [p for p in parameters if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+    return torch.optim.AdamW(
+        groups,
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
+        fused=True,
+    )
+
+
+def loss_settings(algorithm: Any) -> LossSettings:
+    """The bounds of the loss from `config.algorithm`."""
+    high = algorithm.epsilon_high
+    return LossSettings(
+        loss_type=algorithm.loss_type,
+        rho=algorithm.rho,
+        epsilon=algorithm.epsilon,
+        epsilon_high=algorithm.epsilon if high is None else high,
+    )
+
+
+def micro_batch_loss(
+    micro_batch: MicroBatch, logprobs: Tensor, entropy: Tensor, settings: LossSettings
+) -> tuple[Tensor, LossSums]:
+    """`policy_loss` of a micro-batch whose log-probs [K] are given."""
+    device = logprobs.device
+    return policy_loss(
+        logprobs,
+        torch.from_numpy(micro_batch.logprobs).to(device),
+        torch.from_numpy(micro_batch.advantages).to(device),
+        torch.from_numpy(micro_batch.weights).to(device),
+        entropy,
+        settings=settings,
+    )
+
+
+# ---------------------------------------------------------------- small print
+
+
+def _own_device(device: str, world: World) -> torch.device:
+    if device != "cuda":
+        return torch.device(device)
+    index = world.local_rank % torch.cuda.device_count()  # a rank may see only its own GPU
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _peak_memory_gib(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30  # Linux: KiB
+
+
+def _rng_file(folder: Path, world: World) -> Path:
+    return folder / f"rng_{world.rank:05d}.pt"
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        description: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read {path}: {error}; resume an earlier checkpoint") from error
+    return description
+
+
+def _check_layout(folder: Path, saved: dict[str, Any], ours: dict[str, Any]) -> None:
+    for key, value in ours.items():
+        if saved.get(key) != value:
+            raise ConfigError(
+                f"the checkpoint {folder} was written with {key} = {saved.get(key)} but this "
+                f"trainer has {value}; resume with {saved.get(key)}, or export the weights "
+                "(llamarl-hpc export) and start a new run with model.path set to them"
+            )

@@ -1,0 +1,106 @@
+"""The policy as the trainer computes it: micro-batch in, log-probabilities of its tokens out.
+
+Wraps a Hugging Face causal language model without changing it. The model's own head is bypassed:
+logits exist only at the positions that predict a completion token (see `logprobs.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llamarl_hpc.batching.packing import PADDING_SEGMENT, PROMPT_SEGMENT, MicroBatch
+from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.training.logprobs import LogprobHead
+
+# Models that change logits after the head; their names in a Hugging Face config, and the value
+# that means "does nothing".
+_LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+
+
+class PolicyModel(nn.Module):
+    """Forward: one micro-batch -> (log-probs [K], entropies [K]) at the sampling temperature."""
+
+    def __init__(self, causal_lm: Any, *, logprob_chunk_tokens: int) -> None:
+        super().__init__()
+        _check_head(causal_lm)
+        self.causal_lm = causal_lm
+        head = causal_lm.get_output_embeddings()
+        self.logprob_head = LogprobHead(head.weight, chunk_tokens=logprob_chunk_tokens)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        segment_ids: Tensor | None,
+        gather_index: Tensor,
+        target_ids: Tensor,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Shapes as in MicroBatch. Without `segment_ids` attention is plainly causal."""
+        mask = None
+        if segment_ids is not None:
+            mask = attention_mask(segment_ids)
+            if self.causal_lm.config._attn_implementation == "eager":
+                mask = _additive(mask, self.causal_lm.dtype)
+        hidden_BLD = self.causal_lm.base_model(
+            input_ids=token_ids, attention_mask=mask, position_ids=position_ids, use_cache=False
+        ).last_hidden_state
+        hidden_KD = hidden_BLD.flatten(0, 1).index_select(0, gather_index)
+        logprobs, entropy = self.logprob_head(hidden_KD, target_ids, temperature)
+        return logprobs, entropy
+
+    def parameter_names(self) -> dict[str, nn.Parameter]:
+        """Parameters under their Hugging Face names, in the model's order; tied ones once."""
+        return dict(self.causal_lm.named_parameters())
+
+
+def forward_inputs(
+    micro_batch: MicroBatch, *, temperature: float, device: torch.device | str
+) -> dict[str, Any]:
+    """Keyword arguments of `PolicyModel.forward`, on `device`."""
+    shared = micro_batch.has_shared_prompt
+    return {
+        "token_ids": torch.from_numpy(micro_batch.token_ids).to(device),
+        "position_ids": torch.from_numpy(micro_batch.position_ids).to(device),
+        "segment_ids": torch.from_numpy(micro_batch.segment_ids).to(device) if shared else None,
+        "gather_index": torch.from_numpy(micro_batch.gather_index).to(device),
+        "target_ids": torch.from_numpy(micro_batch.target_ids).to(device),
+        "temperature": temperature,
+    }
+
+
+def attention_mask(segment_ids: Tensor) -> Tensor:
+    """Boolean [B, 1, L, L], True where query i may look at key j.
+
+    Nothing later in the row; the prompt, or the query's own segment. Padding sees padding, so
+    that no row of the softmax is empty.
+    """
+    length = segment_ids.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segment_ids.device).tril()
+    query, key = segment_ids[:, :, None], segment_ids[:, None, :]
+    visible = (query == key) | ((key == PROMPT_SEGMENT) & (query != PADDING_SEGMENT))
+    return (visible & causal).unsqueeze(1)
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `mask` is True, the dtype's lowest value elsewhere: what eager attention adds."""
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def _check_head(causal_lm: Any) -> None:
+    head = causal_lm.get_output_embeddings()
+    changed = [
+        name
+        for name, neutral in _LOGIT_CHANGES.items()
+        if getattr(causal_lm.config, name, neutral) != neutral
+    ]
+    if head is None or getattr(head, "bias", None) is not None or changed:
+        found = f"{', '.join(changed)} in its config" if changed else "none, or one with a bias"
+        raise ConfigError(
+            f"model {causal_lm.config.model_type} must have a plain linear output head, found "
+            f"{found}; choose a Llama-like model"
+        )

@@ -1,0 +1,153 @@
+"""Everything that knows DeepSpeed: its settings, its start, and where its partitions lie.
+
+One process group per executor: the caller has initialised torch.distributed over exactly the
+ranks of this trainer (`placement.init_process_group`), and DeepSpeed adopts it. Its own discovery
+(MPI, hostname, ssh) never runs, and no operator is compiled.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from llamarl_hpc.config.schema import TrainerConfig
+from llamarl_hpc.placement import World
+
+# Elements in one reduce or all-gather. DeepSpeed's 5e8 would reserve 2 GB for a small model.
+_BUCKET_NUMEL = 50_000_000
+
+
+def start_engine(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: TrainerConfig,
+    world: World,
+    device: torch.device,
+) -> Any:
+    """A DeepSpeedEngine around `model`; all ranks of `world` call this together."""
+    assert dist.is_initialized() and dist.get_world_size() == world.size, (
+        "placement.init_process_group comes first"
+    )
+    deepspeed = import_deepspeed(device.type)
+    arguments = SimpleNamespace(device_rank=device.index) if device.index is not None else None
+    with redirect_stdout(io.StringIO()):  # reports of memory that no log level silences
+        engine, *_ = deepspeed.initialize(
+            args=arguments,
+            model=model,
+            optimizer=optimizer,
+            config=engine_settings(config, device.type),
+        )
+    # Stage 0 in bf16 makes its moments by a step with gradient 0, which would count as the first
+    # one in Adam's bias correction.
+    if config.zero_stage == 0:
+        engine.basic_optimizer.state.clear()
+    return engine
+
+
+def import_deepspeed(device_type: str) -> Any:
+    """The module, told once and for all which device it serves and to compile nothing."""
+    os.environ.setdefault("DS_ACCELERATOR", device_type)
+    # DeepSpeed calls collectives by names that torch has renamed; a warning for each call.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    import deepspeed
+
+    # The only operator that DeepSpeed builds unasked; gloo does the same without a compiler.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def engine_settings(config: TrainerConfig, device_type: str) -> dict[str, Any]:
+    """DeepSpeed's configuration. Accumulation and schedule are ours, so it sees one micro-batch
+    per step and a constant rate."""
+    bf16 = config.dtype == "bf16"
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0 if clips_itself(config) else config.max_grad_norm,
+        "steps_per_print": 1 << 62,
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "overlap_comm": device_type == "cuda",
+            "reduce_bucket_size": _BUCKET_NUMEL,
+            "allgather_bucket_size": _BUCKET_NUMEL,
+        },
+        "bf16": {"enabled": bf16},
+    }
+    if bf16 and config.zero_stage > 0:
+        settings["communication_data_type"] = "fp32"
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
+
+
+def clips_itself(config: TrainerConfig) -> bool:
+    """Whether gradients are whole on every rank when the step is due (stage 0 in float32).
+
+    DeepSpeed then runs the bare optimizer: it neither reports the norm nor refuses nan.
+    """
+    return config.zero_stage == 0 and config.dtype == "fp32"
+
+
+def clip_whole_gradients(parameters: list[nn.Parameter], max_norm: float) -> float:
+    """Scale the gradients to `max_norm` (0: leave them); their norm before that.
+
+    The same arithmetic as ZeRO's: norms of the parts in float64, summed, then float32.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    parts = [torch.linalg.vector_norm(gradient.double()) for gradient in gradients]
+    norm = torch.stack(parts).pow(2.0).sum().float().pow(0.5)
+    if max_norm > 0.0:
+        excess = ((norm + 1e-6) / max_norm).clamp(min=1.0)
+        for gradient in gradients:
+            gradient.mul_(1.0 / excess)
+    return float(norm)
+
+
+def is_partitioned(parameter: Tensor) -> bool:
+    """Whether ZeRO-3 keeps only a part of it on this rank."""
+    return hasattr(parameter, "ds_tensor")
+
+
+def full_shape(parameter: Tensor) -> tuple[int, ...]:
+    shape = parameter.ds_shape if is_partitioned(parameter) else parameter.shape  # type: ignore[attr-defined]
+    return tuple(int(n) for n in shape)
+
+
+def partition_range(parameter: Tensor, world: World) -> tuple[int, int]:
+    """Elements [start, end) of the flattened parameter in this rank's ZeRO-3 partition.
+
+    Partitions are equally long and the last one is padded; late ranks of a tiny parameter may
+    hold nothing but padding (start == end).
+    """
+    numel, length = int(parameter.ds_numel), int(parameter.ds_tensor.numel())  # type: ignore[attr-defined]
+    return min(world.rank * length, numel), min((world.rank + 1) * length, numel)
+
+
+def local_elements(parameter: Tensor, world: World, start: int, end: int) -> Tensor:
+    """1-D view of elements [start, end), which must lie on this rank."""
+    if not is_partitioned(parameter):
+        return parameter.detach().view(-1)[start:end]
+    first, last = partition_range(parameter, world)
+    assert first <= start <= end <= last, f"[{start}, {end}) is not on rank {world.rank}"
+    shard: Tensor = parameter.ds_tensor.detach()  # type: ignore[attr-defined]
+    return shard[start - first : end - first]
+
+
+@contextmanager
+def gathered(parameter: Tensor) -> Iterator[Tensor]:
+    """The whole parameter, for reading; a collective over all ranks under ZeRO-3."""
+    if not is_partitioned(parameter):
+        yield parameter.detach()
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter]):
+        yield parameter.detach()

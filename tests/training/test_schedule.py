@@ -1,0 +1,28 @@
+"""Learning rates at the corners of the schedule."""
+
+from __future__ import annotations
+
+import pytest
+
+from llamarl_hpc.config.schema import TrainerConfig
+from llamarl_hpc.training.schedule import learning_rate
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.25, 0.5, 0.75, 1.0, 1.0, 0.5, 0.0]),
+        ("cosine", [0.25, 0.5, 0.75, 1.0, 1.0, 0.5, 0.0]),
+    ],
+)
+def test_warmup_then_decay_to_zero_at_max_steps(kind: str, expected: list[float]) -> None:
+    config = TrainerConfig(learning_rate=1.0, lr_scheduler_type=kind, warmup_steps=4, max_steps=12)  # type: ignore[arg-type]
+    rates = [learning_rate(config, version) for version in (0, 1, 2, 3, 4, 8, 12)]
+    assert rates == pytest.approx(expected, abs=1e-12)
+
+
+def test_without_warmup_the_first_step_has_the_peak_rate() -> None:
+    config = TrainerConfig(learning_rate=3e-4, lr_scheduler_type="cosine", max_steps=10)
+    assert learning_rate(config, 0) == 3e-4
+    assert learning_rate(config, 25) == pytest.approx(0.0, abs=1e-18)
