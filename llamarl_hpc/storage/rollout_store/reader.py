@@ -23,7 +23,7 @@ from llamarl_hpc.storage.rollout_store.file import (
     segment_path,
 )
 from llamarl_hpc.storage.rollout_store.layout import TABLES, Block, column_of, empty_column
-from llamarl_hpc.types import Array
+from llamarl_hpc.types import Array, VersionSpan
 
 MAX_OPEN_FILES = 256  # well below the usual limit of 1,024 descriptors
 _MAX_TRIES = 20
@@ -124,17 +124,34 @@ class RolloutReader:
 
     def slice(self, path: str, start: int, length: int) -> Array:
         """`length` rows from row `start` of the whole; the run must lie in one file."""
-        table = path.split("/")[0]
+        index, local = self._locate(path.split("/")[0], start)
+        array = self._file(index).read(path, local, local + length)
+        refers = column_of(path).refers
+        base = sum(source.num_rows[refers] for source in self._sources[:index]) if refers else 0
+        return array + np.array(base, dtype=array.dtype) if base else array
+
+    def version_spans(self, rollout: int) -> list[VersionSpan]:
+        """Which version sampled which tokens of the rollout at this row of the whole."""
+        index, local = self._locate("rollouts", rollout)
+        file = self._file(index)
+        first, last = np.searchsorted(file.read("versions/rollout"), [local, local + 1])
+        columns = [
+            file.read(f"versions/{name}", int(first), int(last)).tolist()
+            for name in ("start", "end", "version")
+        ]
+        return [VersionSpan(*values) for values in zip(*columns, strict=True)]
+
+    def _locate(self, table: str, row: int) -> tuple[int, int]:
+        """(file, row in it) of a row of the whole; one past the end is in the last file."""
+        table = "rollouts" if table == "rewards" else table
+        rest = row
         for index, source in enumerate(self._sources):
-            rows = source.num_rows["rollouts" if table == "rewards" else table]
-            if start < rows:
-                array = self._file(index).read(path, start, start + length)
-                refers = column_of(path).refers
-                if refers:
-                    array = array + sum(s.num_rows[refers] for s in self._sources[:index])
-                return array
-            start -= rows
-        raise IndexError(f"{path} has no row {start}")
+            if rest < source.num_rows[table]:
+                return index, rest
+            rest -= source.num_rows[table]
+        if rest == 0 and self._sources:
+            return len(self._sources) - 1, self._sources[-1].num_rows[table]
+        raise IndexError(f"{table} has no row {row}")
 
     def row(self, table: str, row: int, names: Sequence[str]) -> dict[str, Any]:
         """Some columns of one row, as Python values."""

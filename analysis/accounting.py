@@ -1,0 +1,123 @@
+"""Is every prompt group accounted for? Each issued one must have ended in exactly one status."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from analysis.lineage import TRAINED
+from analysis.read_run import Run
+from llamarl_hpc.errors import StoreError
+from llamarl_hpc.storage.rollout_store import blocks
+from llamarl_hpc.storage.rollout_store.layout import Block
+from llamarl_hpc.types import Array
+
+_COLUMNS = ("group_id", "status", "reason", "step", "staleness", "num_rollouts", "attempt")
+_MAX_NAMED = 8  # group ids in one sentence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accounting:
+    """What became of the training groups of a run, as it stands now."""
+
+    num_issued: int  # group ids 0 .. num_issued - 1 have been handed out, as far as is known
+    counts: dict[str, int]  # by status
+    reasons: dict[str, int]  # of dropped and abandoned ones, "status: reason"
+    in_flight: list[int]  # not resolved yet; only while the run goes on or after a kill
+    num_superseded: int  # rows of earlier attempts that a resume threw away
+    num_rollouts: int
+    violations: list[str] = field(default_factory=list)  # sentences; empty when all is well
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.violations
+
+
+def accounting(run: Run) -> Accounting:
+    """Count the groups of purpose `train` in the current lineage."""
+    everything = run.group_mask(lineage="all", purpose="train")
+    current = run.group_mask(purpose="train")
+    rows = run.table("groups", _COLUMNS, current)
+    ids = rows["group_id"]
+    known = run.table("groups", ["group_id"], everything)["group_id"]
+    num_issued = int(known.max()) + 1 if len(known) else 0
+    missing = np.setdiff1d(np.arange(num_issued), ids)
+    violations = [*run.store.problems, *_twice(ids, rows["status"])]
+    if run.has_ended and len(missing):
+        violations.append(f"{_named(missing)} issued and never resolved, though the run has ended")
+    violations += _trained_rows(run, rows)
+    violations += _unexplained(run, rows)
+    statuses = Counter(run.decoded("status", rows["status"]))
+    return Accounting(
+        num_issued=num_issued,
+        counts=dict(statuses.most_common()),
+        reasons=_reasons(run, rows),
+        in_flight=[] if run.has_ended else missing.tolist(),
+        num_superseded=int(everything.sum() - current.sum()),
+        num_rollouts=int(rows["num_rollouts"].sum()),
+        violations=violations,
+    )
+
+
+def check_files(run: Run) -> list[str]:
+    """Read every file whole (checksums are verified on the way) and check its inner order."""
+    found = []
+    for name, file in run.store.scan():
+        try:
+            found += [f"{name}: {problem}" for problem in blocks.problems(file.block())]
+        except StoreError as error:
+            found.append(str(error))
+    return found
+
+
+def _twice(ids: Array, status: Array) -> list[str]:
+    unique, counts = np.unique(ids, return_counts=True)
+    twice = unique[counts > 1]
+    return [f"{_named(twice)} trained more than once"] if len(twice) else []
+
+
+def _trained_rows(run: Run, rows: Block) -> list[str]:
+    trained = rows["status"] == TRAINED
+    found = []
+    steps = np.unique(rows["step"][trained])
+    gaps = np.setdiff1d(np.arange(int(steps.max()) + 1), steps) if len(steps) else steps
+    if len(gaps):
+        found.append(f"no rollouts of optimizer steps {_listed(gaps)}, though later ones are there")
+    rollout = run.config.get("rollout", {}) if run.config else {}
+    wanted = rollout.get("num_generations")
+    odd = rows["group_id"][trained & (rows["num_rollouts"] != wanted)]
+    if wanted is not None and len(odd):
+        found.append(f"{_named(odd)} trained with a number of completions other than {wanted}")
+    algorithm = run.config.get("algorithm", {}) if run.config else {}
+    bound = algorithm.get("max_staleness")
+    late = rows["group_id"][trained & (rows["staleness"] > (bound or 0))]
+    if bound is not None and algorithm.get("staleness_policy") != "train" and len(late):
+        found.append(f"{_named(late)} trained with a staleness above the bound of {bound}")
+    return found
+
+
+def _unexplained(run: Run, rows: Block) -> list[str]:
+    reasons = np.array(run.decoded("reason", rows["reason"]), dtype=object)
+    silent = (reasons == "") & (rows["status"] != TRAINED)
+    ids = rows["group_id"][silent]
+    return [f"{_named(ids)} dropped or abandoned without a reason"] if len(ids) else []
+
+
+def _reasons(run: Run, rows: Block) -> dict[str, int]:
+    lost = rows["status"] != TRAINED
+    statuses = run.decoded("status", rows["status"][lost])
+    reasons = run.decoded("reason", rows["reason"][lost])
+    pairs = zip(statuses, reasons, strict=True)
+    return dict(Counter(f"{status}: {reason}" for status, reason in pairs).most_common())
+
+
+def _named(ids: Array) -> str:
+    return f"group {ids[0]} was" if len(ids) == 1 else f"groups {_listed(ids)} were"
+
+
+def _listed(numbers: Array) -> str:
+    shown = ", ".join(str(n) for n in numbers[:_MAX_NAMED])
+    rest = len(numbers) - _MAX_NAMED
+    return f"{shown} and {rest} more" if rest > 0 else shown

@@ -1,0 +1,363 @@
+"""A run folder, read: rollouts, metrics, spans. While the run goes on, or years later.
+
+    run = Run.open("runs/quickstart")
+    run.rollouts(steps=(0, 10), text=True)      pandas, one row per completion
+    run.table("rollouts", ["reward", "step"])   the same as numpy columns, without pandas
+    run.rollout(4294967296)                     one completion with its tokens
+    run.metrics(), run.evaluations(), run.spans(), run.attempts
+
+Everything is read when it is asked for. After a resume, rows that a later attempt did not build on
+are left out (`analysis/lineage.py`); `lineage="all"` shows them too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from analysis.lineage import Attempt, current_events, current_groups, current_metrics
+from analysis.statistics import wilson_interval
+from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.observability.json_lines import read_json_lines
+from llamarl_hpc.observability.trace import Span, read_spans
+from llamarl_hpc.run_dir import RunDir
+from llamarl_hpc.storage.rollout_store.layout import COLUMNS, ENUMS, Block
+from llamarl_hpc.storage.rollout_store.reader import RolloutReader
+from llamarl_hpc.types import Array, VersionSpan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Lineage = Literal["current", "all"]
+_GROUP_KEYS = ("purpose", "group_id", "attempt", "issue", "status", "step", "t_resolved")
+_NAMES = {kind: {code: name for name, code in codes.items()} for kind, codes in ENUMS.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """One measurement of held-out accuracy."""
+
+    policy_version: int
+    time: float  # Unix, when it was complete
+    num_prompts: int
+    num_correct: float  # sum over prompts of the share of right completions
+    seconds: float  # it took
+    num_generations: int = 1
+
+    @property
+    def accuracy(self) -> float:
+        return self.num_correct / max(self.num_prompts, 1)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %, Wilson."""
+        return wilson_interval(self.num_correct, self.num_prompts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRollout:
+    """One completion with all that the store keeps of it. T = number of its tokens."""
+
+    rollout_id: int
+    group_id: int
+    purpose: str
+    status: str
+    reason: str
+    attempt: int
+    step: int
+    generator: str
+    prompt_id: str
+    epoch: int
+    prompt: str
+    columns: dict[str, Any]
+    prompt_ids: Array  # int32 [P]
+    text: str
+    token_ids: Array  # int32 [T]
+    logprob_behaviour: Array  # float32 [T]
+    logprob_trainer: Array  # float32 [T], NaN if not trained
+    loss_mask: Array  # uint8 [T]
+    versions: list[VersionSpan]
+    staleness: int
+    reward: float
+    advantage: float
+    rewards: dict[str, float]  # NaN where a component does not apply
+    finish_reason: str
+    temperature: float
+    t_start: float
+    t_end: float
+
+    @property
+    def ratio(self) -> Array:
+        """float32 [T]: probability under the trainer over that under the generator."""
+        ratio: Array = np.exp(self.logprob_trainer - self.logprob_behaviour)
+        return ratio
+
+
+class Run:
+    """Lazy handle on a run folder. A snapshot of the rollouts; `refresh` sees what came since."""
+
+    def __init__(self, folder: RunDir) -> None:
+        self.dir = folder
+
+    @classmethod
+    def open(cls, path: Path | str) -> Run:
+        """Raises RunDirError when `path` is no run folder (nor a folder of runs)."""
+        return cls(RunDir.open(path))
+
+    def refresh(self) -> None:
+        """Read anew what has been read."""
+        for name in ("store", "info", "config", "_current", "_lines"):
+            self.__dict__.pop(name, None)
+
+    # ------------------------------------------------------------ what the run is
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """run.json; empty when it is not there."""
+        return self.dir.read_info()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.yaml as plain values; empty when it cannot be read."""
+        import yaml
+
+        try:
+            values = yaml.safe_load(self.dir.config.read_text())
+        except (OSError, yaml.YAMLError):
+            return {}
+        return values if isinstance(values, dict) else {}
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        return [Attempt.from_info(entry) for entry in self.info.get("attempts", [])]
+
+    @property
+    def has_ended(self) -> bool:
+        """The last attempt ended by itself; False while it runs and after a kill."""
+        attempts = self.attempts
+        return bool(attempts) and attempts[-1].ended is not None
+
+    # ------------------------------------------------------------ rollouts as columns
+
+    @cached_property
+    def store(self) -> RolloutReader:
+        return RolloutReader(self.dir.rollouts)
+
+    @property
+    def reward_names(self) -> list[str]:
+        return self.store.reward_names
+
+    @cached_property
+    def _current(self) -> Array:
+        return current_groups(self.store.columns("groups", _GROUP_KEYS), self.attempts)
+
+    def group_mask(
+        self,
+        *,
+        lineage: Lineage = "current",
+        purpose: str | None = None,
+        status: str | None = None,
+        steps: tuple[int, int] | None = None,
+    ) -> Array:
+        """bool [G]: the groups that fit. `steps` is (first, last), both included."""
+        mask = np.ones(self.store.num_rows("groups"), dtype=bool)
+        if lineage == "current":
+            mask &= self._current
+        for kind, wanted in (("purpose", purpose), ("status", status)):
+            if wanted is not None:
+                mask &= self.store.column(f"groups/{kind}") == _code(kind, wanted)
+        if steps is not None:
+            step = self.store.column("groups/step")
+            mask &= (steps[0] <= step) & (step <= steps[1])
+        return mask
+
+    def table(
+        self,
+        table: Literal["groups", "rollouts"],
+        names: Sequence[str],
+        mask: Array | None = None,
+    ) -> Block:
+        """Columns as numpy; reward components as `rewards/<name>`.
+
+        `mask` is a `group_mask`; by default that of the current lineage. Enumerations are codes,
+        names of generators and reasons row numbers: `decoded` turns them into text.
+        """
+        rows = self._rows(table, self.group_mask() if mask is None else mask)
+        block = {}
+        for name in names:
+            path = name if name.startswith("rewards/") else f"{table}/{name}"
+            block[name] = self.store.column(path)[rows]
+        return block
+
+    def _rows(self, table: str, mask: Array) -> Array:
+        return mask if table == "groups" else mask[self.store.column("rollouts/group")]
+
+    def decoded(self, name: str, values: Array) -> list[str]:
+        """Text of purpose, status, finish_reason, generator, reason or prompt_id (of `prompt`)."""
+        if name in _NAMES:
+            return [_NAMES[name][int(code)] for code in values]
+        path = {
+            "generator": "generators/name",
+            "reason": "reasons/text",
+            "prompt": "prompts/prompt_id",
+        }[name]
+        texts = self.store.column(path)
+        return [bytes(texts[row]).decode("utf-8", errors="replace") for row in values]
+
+    # ------------------------------------------------------------ rollouts as pandas
+
+    def groups(self, **filters: Any) -> pd.DataFrame:
+        """One row per group; keyword arguments as in `group_mask`."""
+        return self._frame("groups", self.group_mask(**filters))
+
+    def rollouts(self, *, text: bool = False, **filters: Any) -> pd.DataFrame:
+        """One row per completion; `text` adds the texts of prompt and completion."""
+        mask = self.group_mask(**filters)
+        frame = self._frame("rollouts", mask)
+        prompts = self.store.columns("prompts", ("prompt_id", "epoch", "token_length"))
+        rows = frame["prompt"].to_numpy()
+        frame["prompt_id"] = self.decoded("prompt", rows)
+        frame["epoch"] = prompts["epoch"][rows]
+        frame["prompt_length"] = prompts["token_length"][rows]
+        for name in self.reward_names:
+            path = f"rewards/{name}"
+            frame[path] = self.table("rollouts", [path], mask)[path]
+        if text:
+            frame["prompt"] = self._texts("prompts/text", "prompt_text/utf8", rows)
+            frame["completion"] = self._texts("rollouts/text", "text/utf8", frame.index.to_numpy())
+        return frame.reset_index(drop=True)
+
+    def _frame(self, table: Literal["groups", "rollouts"], mask: Array) -> pd.DataFrame:
+        import pandas as pd
+
+        names = [column.name for column in COLUMNS.values() if column.table == table]
+        block = self.table(table, names, mask)
+        frame = pd.DataFrame(block, index=np.flatnonzero(self._rows(table, mask)))
+        for name in ("purpose", "status", "finish_reason", "generator", "reason"):
+            if name in frame:
+                frame[name] = pd.Categorical(self.decoded(name, block[name]))
+        hidden = [name for name in names if name.endswith("offset") or name == "first_rollout"]
+        return frame.drop(columns=hidden)
+
+    def _texts(self, prefix: str, flat: str, rows: Array) -> list[str]:
+        offset = self.store.column(f"{prefix}_offset")
+        length = self.store.column(f"{prefix}_length")
+        data = self.store.column(flat).tobytes()
+        return [
+            data[offset[r] : offset[r] + length[r]].decode("utf-8", errors="replace") for r in rows
+        ]
+
+    # ------------------------------------------------------------ one rollout
+
+    def rollout(self, rollout_id: int) -> StoredRollout:
+        """One completion by its id. Raises KeyError."""
+        return self.rollout_at(self.store.find_rollout(rollout_id))
+
+    def rollout_at(self, row: int) -> StoredRollout:
+        """One completion by its row in the table `rollouts` (of all attempts)."""
+        store = self.store
+        names = [column.name for column in COLUMNS.values() if column.table == "rollouts"]
+        values = store.row("rollouts", row, names)
+        prompt_names = [column.name for column in COLUMNS.values() if column.table == "prompts"]
+        prompt = store.row("prompts", values["prompt"], prompt_names)
+        columns = store.text(
+            "prompt_columns/utf8", prompt["columns_offset"], prompt["columns_length"]
+        )
+        token = (values["token_offset"], values["completion_length"])
+        reason = store.row("groups", values["group"], ["reason"])["reason"]
+        return StoredRollout(
+            **{name: values[name] for name in _SCALARS},
+            purpose=_NAMES["purpose"][values["purpose"]],
+            status=_NAMES["status"][values["status"]],
+            finish_reason=_NAMES["finish_reason"][values["finish_reason"]],
+            reason=store.slice("reasons/text", reason, 1)[0].decode(),
+            generator=store.slice("generators/name", values["generator"], 1)[0].decode(),
+            prompt_id=prompt["prompt_id"].decode(),
+            epoch=prompt["epoch"],
+            prompt=store.text("prompt_text/utf8", prompt["text_offset"], prompt["text_length"]),
+            columns=json.loads(columns or "{}"),
+            prompt_ids=store.slice(
+                "prompt_tokens/id", prompt["token_offset"], prompt["token_length"]
+            ),
+            text=store.text("text/utf8", values["text_offset"], values["text_length"]),
+            token_ids=store.slice("tokens/id", *token),
+            logprob_behaviour=store.slice("tokens/logprob_behaviour", *token),
+            logprob_trainer=store.slice("tokens/logprob_trainer", *token),
+            loss_mask=store.slice("tokens/loss_mask", *token),
+            versions=store.version_spans(row),
+            rewards={
+                name: float(store.slice(f"rewards/{name}", row, 1)[0]) for name in self.reward_names
+            },
+        )
+
+    # ------------------------------------------------------------ metrics and spans
+
+    @cached_property
+    def _lines(self) -> list[dict[str, Any]]:
+        return read_json_lines(self.dir.metrics)
+
+    def metric_rows(self) -> list[dict[str, Any]]:
+        """One dictionary per optimizer step of the current lineage."""
+        return current_metrics(self._lines, self.attempts)
+
+    def metrics(self) -> pd.DataFrame:
+        """The same as a table, indexed by step."""
+        import pandas as pd
+
+        rows = self.metric_rows()
+        return pd.DataFrame(rows).set_index("step") if rows else pd.DataFrame()
+
+    def evaluations(self) -> list[Evaluation]:
+        """Held-out accuracy by policy version, of the current lineage."""
+        return [
+            _evaluation(row)
+            for row in current_events(self._lines, self.attempts, "eval")
+            if row.get("eval/heldout/num_prompts")
+        ]
+
+    def spans(self, attempt: int | None = None) -> list[Span]:
+        """What the executors did, by start; of one attempt or of all."""
+        suffix = "*" if attempt is None else f"*.{attempt}"
+        return read_spans(sorted(self.dir.trace.glob(f"{suffix}.jsonl")))
+
+
+_SCALARS = (
+    "rollout_id",
+    "group_id",
+    "attempt",
+    "step",
+    "staleness",
+    "reward",
+    "advantage",
+    "temperature",
+    "t_start",
+    "t_end",
+)
+
+
+def _code(kind: str, name: str) -> int:
+    if name not in ENUMS[kind]:
+        raise ConfigError(f"{kind} is one of {', '.join(ENUMS[kind])}; got {name!r}")
+    return ENUMS[kind][name]
+
+
+def _evaluation(row: dict[str, Any]) -> Evaluation:
+    total = int(row["eval/heldout/num_prompts"])
+    key = next((key for key in row if key.startswith("eval/heldout/avg@")), "")
+    correct = row.get("eval/heldout/num_correct")
+    if correct is None:
+        correct = float(row.get(key) or 0.0) * total
+    return Evaluation(
+        policy_version=row["policy_version"],
+        time=float(row.get("time", 0.0)),
+        num_prompts=total,
+        num_correct=float(correct),
+        seconds=float(row.get("eval/heldout/seconds") or 0.0),
+        num_generations=int(key.rpartition("@")[2] or 1),
+    )

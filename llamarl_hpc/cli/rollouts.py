@@ -1,0 +1,295 @@
+"""`llamarl-hpc rollouts show | stats | verify RUN`: look at what the model wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llamarl_hpc.errors import LlamarlError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from analysis.read_run import Run, StoredRollout
+
+RunArgument = Annotated[Path, typer.Argument(help="Folder of a run (or the folder above).")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")]
+
+# Background by ratio level -3..3: below 1 amber, above 1 blue; readable on dark and on light.
+_COLOURS = {
+    -3: "black on #e0912f",
+    -2: "black on #edb76a",
+    -1: "black on #f6dcb0",
+    0: "",
+    1: "black on #c9def5",
+    2: "black on #8bb9ec",
+    3: "black on #4b8fe0",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the sub-commands to the app."""
+    rollouts = typer.Typer(no_args_is_help=True, help="Look at what the model wrote.")
+    rollouts.command("show")(show)
+    rollouts.command("stats")(stats)
+    rollouts.command("verify")(verify)
+    app.add_typer(rollouts, name="rollouts")
+
+
+def show(
+    run: RunArgument,
+    step: Annotated[int | None, typer.Option(help="Only of this optimizer step.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="trained, dropped, abandoned or evaluation.")
+    ] = None,
+    purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
+    group: Annotated[int | None, typer.Option(help="Only the group with this number.")] = None,
+    rollout: Annotated[int | None, typer.Option(help="Only the rollout with this id.")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many, the newest.")] = 10,
+    all_attempts: Annotated[
+        bool, typer.Option("--all", help="Also what a resume has thrown away.")
+    ] = False,
+) -> None:
+    """Prompt, completion, rewards; each token coloured by how far it was off-policy."""
+    from rich.console import Console
+
+    from analysis.read_run import Run
+    from analysis.tokens import load_tokenizer
+
+    opened = Run.open(run)
+    if rollout is not None:
+        rows = [_find(opened, rollout)]
+    else:
+        mask = opened.group_mask(
+            lineage="all" if all_attempts else "current",
+            purpose=purpose,
+            status=status,
+            steps=None if step is None else (step, step),
+        )
+        if group is not None:
+            mask &= opened.store.column("groups/group_id") == group
+        of_group = mask[opened.store.column("rollouts/group")]
+        rows = of_group.nonzero()[0].tolist()[-limit:] if limit > 0 else []
+    console = Console()
+    _print_problems(console, opened)
+    tokenizer = load_tokenizer(opened) if rows else None
+    for row in rows:
+        console.print(_panel(opened.rollout_at(row), tokenizer))
+    console.print(_legend(tokenizer is not None) if rows else _nothing(opened))
+
+
+def stats(run: RunArgument, json_file: JsonOption = None) -> None:
+    """Counts and means by status, by staleness, and over the steps."""
+    from rich.console import Console
+
+    from analysis.read_run import Run
+    from analysis.rollout_stats import rollout_stats
+
+    opened = Run.open(run)
+    figures = rollout_stats(opened)
+    console = Console()
+    _print_problems(console, opened)
+    for table in _stats_tables(figures):
+        console.print(table)
+    if json_file is not None:
+        from llamarl_hpc.storage.atomic import write_json
+
+        write_json(json_file, figures)
+
+
+def verify(run: RunArgument, json_file: JsonOption = None) -> None:
+    """Checksums, order and accounting; exit code 1 when something is wrong."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from analysis.accounting import accounting, check_files
+    from analysis.read_run import Run
+
+    opened = Run.open(run)
+    account = accounting(opened)
+    violations = [*account.violations, *check_files(opened)]
+    if json_file is not None:
+        from llamarl_hpc.storage.atomic import write_json
+
+        write_json(json_file, asdict(account) | {"violations": violations})
+    console = Console()
+    console.print(_account_table(account, len(opened.store.file_names)))
+    for violation in violations:
+        console.print(f"[red]wrong:[/red] {violation}", highlight=False)
+    if violations:
+        raise typer.Exit(1)
+    console.print("[green]sound:[/green] every issued group is accounted for", highlight=False)
+
+
+# ---------------------------------------------------------------- one rollout
+
+
+def _find(run: Run, rollout_id: int) -> int:
+    try:
+        return run.store.find_rollout(rollout_id)
+    except KeyError as error:
+        raise _user_error(str(error.args[0])) from error
+
+
+def _user_error(text: str) -> LlamarlError:
+    from llamarl_hpc.errors import ConfigError
+
+    return ConfigError(f"{text}; 'llamarl-hpc rollouts show' without it lists the newest")
+
+
+def _panel(rollout: StoredRollout, tokenizer: Any) -> Any:
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    lines: list[Text] = [Text(rollout.prompt.strip(), style="dim"), Text()]
+    lines.append(_completion(rollout, tokenizer))
+    lines.append(Text())
+    lines.append(_facts(rollout))
+    title = f"rollout {rollout.rollout_id}  {_where(rollout)}"
+    return Panel(Group(*lines), title=Text(title), title_align="left", border_style="dim")
+
+
+def _where(rollout: StoredRollout) -> str:
+    if rollout.purpose == "eval":
+        return f"evaluation of version {rollout.step}, question {rollout.group_id}"
+    at = f"step {rollout.step}" if rollout.step >= 0 else rollout.status
+    return f"{at}, group {rollout.group_id}"
+
+
+def _completion(rollout: StoredRollout, tokenizer: Any) -> Text:
+    from rich.text import Text
+
+    from analysis.tokens import coloured_pieces
+
+    text = Text()
+    for piece, level in coloured_pieces(tokenizer, rollout):
+        text.append(piece, style=_COLOURS[level])
+    return text
+
+
+def _facts(rollout: StoredRollout) -> Text:
+    import math
+
+    from rich.text import Text
+
+    parts = [f"reward {rollout.reward:.3f}"]
+    parts += [f"{n} {v:.3f}" for n, v in rollout.rewards.items() if not math.isnan(v)]
+    if rollout.status == "trained":
+        parts.append(f"advantage {rollout.advantage:+.3f}")
+        parts.append(f"staleness {rollout.staleness}")
+        ratio = rollout.ratio
+        parts.append(f"ratio {ratio.min():.2f}-{ratio.max():.2f}")
+    parts.append(f"{len(rollout.token_ids)} tokens, {rollout.finish_reason}")
+    versions = sorted({span.version for span in rollout.versions})
+    parts.append(f"version {'+'.join(str(v) for v in versions)}")
+    parts.append(rollout.generator)
+    if rollout.reason:
+        parts.append(rollout.reason)
+    answer = rollout.columns.get("answer")
+    if answer is not None:
+        parts.insert(0, f"answer {str(answer)[:60]}")
+    return Text("  ".join(parts), style="cyan")
+
+
+def _legend(has_tokenizer: bool) -> Text:
+    from rich.text import Text
+
+    if not has_tokenizer:
+        return Text("tokens are not coloured: the run's tokenizer.json was not found", style="dim")
+    text = Text("probability under the trainer over that under the generator:  ", style="dim")
+    for level, name in zip(
+        (-3, -2, -1, 1, 2, 3), ("<0.5", "<0.8", "<0.95", ">1.05", ">1.25", ">2"), strict=True
+    ):
+        text.append(f" {name} ", style=_COLOURS[level])
+    return text
+
+
+def _nothing(run: Run) -> str:
+    total = run.store.num_rows("rollouts")
+    return f"no rollout fits; the store of {run.dir.path} has {total}"
+
+
+def _print_problems(console: Console, run: Run) -> None:
+    for problem in run.store.problems:
+        console.print(f"[yellow]{problem}[/yellow]", highlight=False)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _stats_tables(figures: dict[str, Any]) -> list[Table]:
+    from rich.table import Table
+
+    groups = Table(title="groups", title_justify="left")
+    for status in figures["groups"]:
+        groups.add_column(status, justify="right")
+    groups.add_row(*(str(count) for count in figures["groups"].values()))
+    steps, lags = figures["by_steps"], figures["by_staleness"]
+    return [
+        groups,
+        _means_table("trained rollouts, by step", "steps", steps, _step_range),
+        _means_table(
+            "trained rollouts, by staleness", "staleness", lags, lambda r: str(r["staleness"])
+        ),
+    ]
+
+
+def _step_range(row: dict[str, Any]) -> str:
+    return f"{row['first_step']}-{row['last_step']}"
+
+
+def _means_table(
+    title: str, first: str, rows: list[dict[str, Any]], label: Callable[[dict[str, Any]], str]
+) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in (first, "rollouts", "reward", *_components(rows), "stale", "tokens", "cut off"):
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(label(row), *_cells(row))
+    return table
+
+
+def _components(rows: list[dict[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for row in rows for key in row if key.startswith("rewards/"))
+    return [key.removeprefix("rewards/").removesuffix("/mean") for key in keys]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if not row["rollouts"]:
+        return ["0"]
+    means = [row[key] for key in row if key.startswith("rewards/")]
+    return [
+        str(row["rollouts"]),
+        f"{row['reward_mean']:.3f}",
+        *("" if mean is None else f"{mean:.3f}" for mean in means),
+        f"{row['staleness_mean']:.2f}",
+        f"{row['length_mean']:.1f}",
+        f"{100 * row['truncated_share']:.1f} %",
+    ]
+
+
+def _account_table(account: Any, num_files: int) -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_row("groups issued", str(account.num_issued))
+    for status, count in account.counts.items():
+        table.add_row(f"  {status}", str(count))
+    for reason, count in account.reasons.items():
+        table.add_row(f"    {reason}", str(count))
+    if account.in_flight:
+        table.add_row("  in flight", str(len(account.in_flight)))
+    if account.num_superseded:
+        table.add_row("rows that a resume threw away", str(account.num_superseded))
+    table.add_row("rollouts", str(account.num_rollouts))
+    table.add_row("files", str(num_files))
+    return table
