@@ -58,26 +58,6 @@ def piece_checksum(name: str, start: int, data: torch.Tensor) -> int:
     return total & _MASK
 
 
-def copy_with_checksum(
-    destination: torch.Tensor, source: torch.Tensor, name: str, start: int
-) -> int:
-    """Copy a piece (1-D, same dtype) and return its sum, of the destination.
-
-    On the CPU both are done block by block, so memory is read once for the two.
-    """
-    if destination.device.type != "cpu":
-        destination.copy_(source)
-        return piece_checksum(name, start, destination)
-    item, total, at = destination.element_size(), 0, 0
-    while at < len(destination):
-        to_row = (-(start + at) * item) % ROW_BYTES
-        end = min(len(destination), at + (to_row + _BLOCK_ROWS * ROW_BYTES) // item)
-        destination[at:end].copy_(source[at:end])
-        total += piece_checksum(name, start + at, destination[at:end])
-        at = end
-    return total & _MASK
-
-
 # ------------------------------------------------------------------ arithmetic
 
 

@@ -1,0 +1,87 @@
+"""The arena as torch sees it: pieces are copied in on one side, whole tensors read on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from llamarl_hpc.errors import WeightSyncError
+from llamarl_hpc.types import ParameterSpec
+from llamarl_hpc.weight_sync.base import WeightSource
+from llamarl_hpc.weight_sync.checksum import finish, piece_checksum
+from llamarl_hpc.weight_sync.plan import Arena, Piece
+
+
+class StagedArena:
+    """A verified version in one block of memory (a `StagedWeights`)."""
+
+    def __init__(
+        self,
+        *,
+        version: int,
+        checksum: str,
+        arena: Arena,
+        memory: torch.Tensor,
+        release: Callable[[], None],
+    ) -> None:
+        self.version, self.checksum = version, checksum
+        self._arena, self._memory, self._release = arena, memory, release
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return arena_tensors(self._arena, self._memory)
+
+    def release(self) -> None:
+        self._release()
+
+
+def arena_tensors(arena: Arena, memory: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) in the order of the specs; views of `memory` (uint8 [arena.num_bytes])."""
+    for spec in arena.specs:
+        dtype = torch_dtype(spec.dtype)
+        start = arena.offsets[spec.name]
+        raw = memory[start : start + spec.numel * dtype.itemsize]
+        yield spec.name, raw.view(dtype).view(spec.shape)
+
+
+def arena_checksum(arena: Arena, memory: torch.Tensor) -> str:
+    """The checksum of the version in `memory`."""
+    parts = [piece_checksum(n, 0, t.reshape(-1)) for n, t in arena_tensors(arena, memory)]
+    return finish(arena.specs, parts)
+
+
+def copy_piece(source: WeightSource, piece: Piece, raw: torch.Tensor) -> None:
+    """Copy what the trainer holds of a piece into `raw` (uint8 [piece.num_bytes], maybe pinned).
+
+    From a GPU the copy may still be under way on return.
+    """
+    data = source.read(piece.name, piece.start, piece.end)
+    dtype = torch_dtype(piece.dtype)
+    if data.dtype != dtype or data.shape != (piece.end - piece.start,):
+        raise WeightSyncError(
+            f"parameter {piece.name}, elements {piece.start}:{piece.end}: {dtype} was announced "
+            f"but the trainer gave {data.dtype} of shape {tuple(data.shape)}"
+        )
+    raw.view(dtype).copy_(data, non_blocking=True)
+
+
+def check_specs(offered: Sequence[ParameterSpec], expected: Sequence[ParameterSpec]) -> None:
+    """Raises WeightSyncError unless both name the same tensors, in whatever order."""
+    theirs, ours = ({spec.name: spec for spec in specs} for specs in (offered, expected))
+    if missing := [name for name in ours if name not in theirs]:
+        raise WeightSyncError(f"the trainer does not send {', '.join(missing[:5])}")
+    if surplus := [name for name in theirs if name not in ours]:
+        raise WeightSyncError(f"the generator has no {', '.join(surplus[:5])}")
+    for name, spec in ours.items():
+        other = theirs[name]
+        if (other.shape, other.dtype) != (spec.shape, spec.dtype):
+            raise WeightSyncError(
+                f"parameter {name} is {other.dtype} {list(other.shape)} at the trainer but "
+                f"{spec.dtype} {list(spec.shape)} at the generator"
+            )
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,104 @@
+"""A toy trainer for weight-sync tests: known weights per version, whole or in shards."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from llamarl_hpc.placement import World
+from llamarl_hpc.types import ParameterSpec
+from llamarl_hpc.weight_sync.base import StagedWeights, WeightReceiver
+
+SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+    "embed.weight": ((512, 130), torch.float32),
+    "norm.weight": ((130,), torch.float32),
+    "layers.0.weight": ((257, 513), torch.bfloat16),
+    "layers.1.weight": ((300, 1000), torch.float32),
+    "scale": ((1,), torch.float16),
+    "bias": ((7,), torch.bfloat16),
+}
+SPECS = [
+    ParameterSpec(name=name, shape=shape, dtype=str(dtype).removeprefix("torch."))
+    for name, (shape, dtype) in SHAPES.items()
+]
+
+
+def weights(version: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(version)
+    return {
+        name: torch.randn(shape, generator=generator).to(dtype)
+        for name, (shape, dtype) in SHAPES.items()
+    }
+
+
+class ToySource:
+    """A `WeightSource`. With `sharded`, rank r holds what ZeRO-3 would give it: ceil(n / size)
+    elements of every parameter, and reading anything else is an error."""
+
+    def __init__(self, rank: int, size: int, *, sharded: bool) -> None:
+        self.rank, self.size, self.sharded = rank, size, sharded
+        self.tensors = weights(0)
+
+    def parameter_specs(self) -> list[ParameterSpec]:
+        return SPECS
+
+    def owned_range(self, name: str) -> tuple[int, int] | None:
+        if not self.sharded:
+            return None
+        numel = self.tensors[name].numel()
+        shard = -(-numel // self.size)
+        return min(self.rank * shard, numel), min((self.rank + 1) * shard, numel)
+
+    def read(self, name: str, start: int, end: int) -> torch.Tensor:
+        held = self.owned_range(name)
+        assert held is None or (held[0] <= start and end <= held[1])
+        return self.tensors[name].reshape(-1)[start:end]
+
+
+class ThreadWorld(World):
+    """Ranks that are threads of one process; enough of a World for a publisher."""
+
+    def __init__(self, rank: int, size: int, shared: dict[str, Any]) -> None:
+        super().__init__(rank=rank, size=size, local_rank=rank, local_size=size)
+        object.__setattr__(self, "shared", shared)
+        shared.setdefault("barrier", threading.Barrier(size))
+        shared.setdefault("values", [None] * size)
+
+    def allgather(self, value: Any) -> list[Any]:
+        shared: dict[str, Any] = getattr(self, "shared")  # noqa: B009
+        shared["barrier"].wait(20)
+        shared["values"][self.rank] = value
+        shared["barrier"].wait(20)
+        values = list(shared["values"])
+        shared["barrier"].wait(20)
+        return values
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        return self.allgather(value)[root]
+
+    def gather(self, value: Any, root: int = 0) -> list[Any] | None:
+        values = self.allgather(value)
+        return values if self.rank == root else None
+
+    def barrier(self) -> None:
+        self.allgather(None)
+
+
+def wait_staged(receiver: WeightReceiver, timeout_s: float = 20.0) -> StagedWeights:
+    done = threading.Event()
+    for _ in range(int(timeout_s / 0.005)):
+        staged = receiver.poll()
+        if staged is not None:
+            return staged
+        done.wait(0.005)
+    raise AssertionError(f"no version staged within {timeout_s} s")
+
+
+def assert_holds(staged: StagedWeights, version: int) -> None:
+    expected = weights(version)
+    got = dict(staged.tensors())
+    assert list(got) == list(expected)
+    for name, tensor in got.items():
+        assert tensor.dtype == expected[name].dtype and torch.equal(tensor, expected[name])
