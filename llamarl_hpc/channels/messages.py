@@ -123,7 +123,8 @@ class GroupScores(msgspec.Struct, frozen=True, kw_only=True):
     group_id: int
     components: dict[str, list[float | None]]  # reward name -> one value per completion
     total: list[float]  # weighted sum of the components, None counted as 0
-    error: str = ""  # why scoring failed (time limit, exception); then every value is 0
+    error: str = ""  # why scoring failed (an exception); then every value is 0
+    reasons: list[str] = []  # per completion: the limit that made it score 0; "" where none did
     t_start: float
     t_end: float
 
