@@ -96,12 +96,12 @@ class RewardPool:
         self._state = _State()
 
     def start(self) -> None:
-        """Start the workers and wait for the first. Raises ConfigError when a reward is no good."""
+        """Start the workers, wait until all are ready. Raises ConfigError for a reward that is not."""
         state = self._state
         while len(state.workers) < self._limits.workers:
             state.workers.append(self._new_worker())
         try:
-            while not any(worker.ready for worker in state.workers):
+            while not all(worker.ready for worker in state.workers):
                 self._advance(_START_TIMEOUT_S)
         except LlamarlError:
             self.close()
