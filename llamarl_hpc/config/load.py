@@ -322,7 +322,7 @@ def _nearest(place: _PackedPath) -> str:
 
 
 def _anchored(config: Config) -> Config:
-    """The same config with absolute paths: a run can then be resumed from any folder."""
+    """The same config with absolute paths, so that a run can be resumed from any folder."""
     data = {
         name: os.path.abspath(os.path.expanduser(value))
         for name, value in (("path", config.data.path), ("eval_path", config.data.eval_path))
@@ -342,13 +342,14 @@ def _anchored(config: Config) -> Config:
 
 
 def _anchored_reward(reward: Any) -> Any:
+    """A Python reward with its name filled in and an absolute file name."""
     if reward.kind != "python":
         return reward
-    file, colon, name = reward.function.rpartition(":")
-    if not file.endswith(".py"):
-        return reward
-    absolute = os.path.abspath(os.path.expanduser(file))
-    return reward.model_copy(update={"function": f"{absolute}{colon}{name}"})
+    place, colon, function = reward.function.rpartition(":")
+    if place.endswith(".py"):
+        place = os.path.abspath(os.path.expanduser(place))
+    update = {"function": f"{place}{colon}{function}", "name": reward.name or function}
+    return reward.model_copy(update=update)
 
 
 def _escaped(value: Any) -> Any:

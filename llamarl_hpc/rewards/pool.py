@@ -96,7 +96,7 @@ class RewardPool:
         self._state = _State()
 
     def start(self) -> None:
-        """Start the workers, wait until all are ready. Raises ConfigError for a reward that is not."""
+        """Start the workers, wait until all are ready. Raises ConfigError if a reward cannot be."""
         state = self._state
         while len(state.workers) < self._limits.workers:
             state.workers.append(self._new_worker())

