@@ -39,6 +39,8 @@ class NativeEngine:
     A group starts whole, so `num_generations` may not exceed `max_concurrency`.
     """
 
+    policy_version: int
+
     def __init__(
         self,
         folder: Path,
