@@ -32,7 +32,8 @@ from llamarl_hpc.training.rng import rng_state, set_rng_state
 from llamarl_hpc.training.schedule import learning_rate
 from llamarl_hpc.types import Array, ParameterSpec, TrainBatch
 
-_TAG = "state"  # DeepSpeed's name of the one checkpoint in a folder
+CHECKPOINT_TAG = "state"  # DeepSpeed's name of the one checkpoint in a folder
+_DESCRIPTION = "trainer.json"
 _MAX_REFUSED_STEPS = 3  # in a row, with a gradient that is not finite
 
 
@@ -228,11 +229,11 @@ class TrainerEngine:
         """Write `folder`/zero: model, optimizer, random states of every rank. Collective."""
         zero_folder = folder / "zero"
         zero_folder.mkdir(parents=True, exist_ok=True)
-        self._engine.save_checkpoint(str(zero_folder), tag=_TAG, save_latest=False)
+        self._engine.save_checkpoint(str(zero_folder), tag=CHECKPOINT_TAG, save_latest=False)
         torch.save(rng_state(), _rng_file(zero_folder, self._world))
         if self._world.is_leader:
             description = {**self._layout(), "policy_version": self.policy_version}
-            (zero_folder / "trainer.json").write_text(json.dumps(description, indent=2) + "\n")
+            (zero_folder / _DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
         self._world.barrier()
 
     def load(self, folder: Path) -> None:
@@ -242,10 +243,10 @@ class TrainerEngine:
         stage or dtype, and StoreError when it is not whole.
         """
         zero_folder = folder / "zero"
-        description = _read_description(zero_folder / "trainer.json")
+        description = read_description(zero_folder)
         _check_layout(zero_folder, description, self._layout())
         loaded, _ = self._engine.load_checkpoint(
-            str(zero_folder), tag=_TAG, load_lr_scheduler_states=False
+            str(zero_folder), tag=CHECKPOINT_TAG, load_lr_scheduler_states=False
         )
         if loaded is None:
             raise StoreError(f"{zero_folder} lacks files of its checkpoint; resume an earlier one")
@@ -356,11 +357,13 @@ def _rng_file(folder: Path, world: World) -> Path:
     return folder / f"rng_{world.rank:05d}.pt"
 
 
-def _read_description(path: Path) -> dict[str, Any]:
+def read_description(zero_folder: Path) -> dict[str, Any]:
+    """What `TrainerEngine.save` says about the checkpoint it wrote; StoreError without it."""
+    path = zero_folder / _DESCRIPTION
     try:
         description: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read {path}: {error}; resume an earlier checkpoint") from error
+        raise StoreError(f"cannot read {path}: {error}; take an earlier checkpoint") from error
     return description
 
 

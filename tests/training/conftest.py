@@ -20,9 +20,9 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def world() -> Iterator[World]:
-    """This process as a trainer of one rank; group and environment are put back afterwards."""
+    """This process as a trainer of one rank, for all tests: DeepSpeed never forgets its group."""
     environment = dict(os.environ)
     world = World()
     init_process_group(world, device="cpu")

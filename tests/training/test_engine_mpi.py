@@ -1,0 +1,94 @@
+"""The same training on one rank and on two real ones under mpiexec."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi_train import NUM_GROUPS
+from tiny_policy import random_batch, tiny_config
+
+from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.steps import MpiExec, step_environment
+from llamarl_hpc.placement import World
+from llamarl_hpc.training.consolidate import checkpoint_tensors
+from llamarl_hpc.training.engine import TrainerEngine
+
+pytestmark = pytest.mark.mpi
+
+SCRIPT = Path(__file__).parent / "mpi_train.py"
+
+
+@pytest.fixture(scope="module")
+def work_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks left behind: a folder for each ZeRO stage and dtype."""
+    folder = tmp_path_factory.mktemp("ranks")
+    as_root = os.geteuid() == 0
+    env = step_environment(tiny_config(), "trainer", base=os.environ, as_root=as_root)
+    finished = subprocess.run(
+        [
+            *MpiExec.find().argv(2, as_root=as_root),
+            *[sys.executable, str(SCRIPT), str(model_folder), str(folder)],
+            *["1-fp32", "3-fp32", "2-bf16"],
+        ],
+        env=env | {"PYTHONPATH": str(SCRIPT.parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-5000:]
+    return folder
+
+
+def train_alone(
+    world: World, model_folder: Path, stage: int, num_steps: int
+) -> tuple[TrainerEngine, list[Any]]:
+    config = tiny_config(zero_stage=stage, micro_batch_tokens=60)
+    engine = TrainerEngine(config, world, model_folder)
+    results = [
+        engine.train_step(random_batch(seed=step, step=step, num_groups=num_groups))
+        for step, num_groups in enumerate(NUM_GROUPS[:num_steps])
+    ]
+    return engine, results
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_two_ranks_train_like_one(
+    world: World, model_folder: Path, work_folder: Path, stage: int
+) -> None:
+    report = json.loads((work_folder / f"{stage}-fp32" / "report.json").read_text())
+    _, results = train_alone(world, model_folder, stage, len(NUM_GROUPS))
+    for step, result in enumerate(results):
+        theirs = report["steps"][step]
+        assert theirs["loss"] == pytest.approx(result.metrics["loss"], rel=1e-6, abs=1e-6)
+        for name in ("grad_norm", "is_ratio/mean", "is_ratio/max", "ess", "entropy"):
+            assert theirs[name] == pytest.approx(result.metrics[name], rel=1e-5), name
+        for name in ("tokens/trained", "tokens/computed", "clip_frac", "learning_rate"):
+            assert theirs[name] == result.metrics[name], name
+        assert report["logprobs"][step] == pytest.approx(result.logprobs.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["1-fp32", "3-fp32", "2-bf16"])
+def test_two_ranks_resume_bit_for_bit(work_folder: Path, kind: str) -> None:
+    report = json.loads((work_folder / kind / "report.json").read_text())
+    assert report["resumed_loss"] == report["steps"][2]["loss"]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_checkpoint_of_two_ranks_is_exported_whole_but_not_resumed_on_one(
+    world: World, model_folder: Path, work_folder: Path, stage: int
+) -> None:
+    folder = work_folder / f"{stage}-fp32"
+    engine, _ = train_alone(world, model_folder, stage, 2)
+    exported = dict(checkpoint_tensors(folder, model_folder))
+    expected = dict(engine.export_state_dict())
+    assert exported.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (exported[name] - tensor).abs().max() < 1e-5
+    with pytest.raises(ConfigError, match="ranks = 2 but this trainer has 1; resume with 2"):
+        engine.load(folder)
