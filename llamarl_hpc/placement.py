@@ -46,6 +46,11 @@ def device_of(config: Config, executor: str) -> str:
     return "cuda" if resources_of(config, executor).gpus_per_node else "cpu"
 
 
+def row_length(config: Config) -> int:
+    """Tokens of the longest prompt with the longest completion."""
+    return config.rollout.max_prompt_length + config.rollout.max_completion_length
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
     """The ranks of one executor. `comm` is its MPI communicator, None for a single process."""
@@ -162,17 +167,18 @@ def init_process_group(world: World, *, device: str, timeout_s: float = 600.0) -
     from datetime import timedelta
 
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     timeout = timedelta(seconds=timeout_s)
     address = interface_address() if world.size > world.local_size else "127.0.0.1"
     store = None
     if world.is_leader:
-        store = dist.TCPStore(
+        store = TCPStore(
             address, 0, world.size, is_master=True, wait_for_workers=False, timeout=timeout
         )
     host, port = world.bcast((address, store.port) if store else None)
     if store is None:
-        store = dist.TCPStore(host, port, world.size, is_master=False, timeout=timeout)
+        store = TCPStore(host, port, world.size, is_master=False, timeout=timeout)
     os.environ.update(
         RANK=str(world.rank),
         WORLD_SIZE=str(world.size),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from llamarl_hpc.batching.advantage import group_advantages
+from llamarl_hpc.batching.advantage import AdvantageKind, group_advantages
 from llamarl_hpc.types import Completion, FinishReason, Prompt, TrainBatch
 
 
@@ -73,7 +73,7 @@ class RolloutBuffer:
         return left
 
 
-def advantages_of(group: ScoredGroup, kind: str) -> np.ndarray:
+def advantages_of(group: ScoredGroup, kind: AdvantageKind) -> np.ndarray:
     """float64 [R], credit of each completion against its group."""
     return group_advantages(group.reward, kind)
 
@@ -83,7 +83,7 @@ def make_train_batch(
     *,
     step: int,
     temperature: float,
-    advantage: str,
+    advantage: AdvantageKind,
     mask_truncated: bool,
 ) -> TrainBatch:
     """Flatten groups into the trainer's arrays; rollouts in ticket order, then group order."""

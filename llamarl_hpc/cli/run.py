@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from llamarl_hpc.launch.local import Prepared
+    from llamarl_hpc.run_dir import RunDir
 
 Overrides = Annotated[
     list[str] | None,
@@ -30,12 +34,13 @@ def run(
 ) -> None:
     """Start a run here. Ctrl-C stops cleanly and says how to go on."""
     from llamarl_hpc.config.load import load_config
-    from llamarl_hpc.launch.local import create_run
+    from llamarl_hpc.launch.local import create_run, prepare
 
-    settings = load_config(config, overrides or [])
-    folder = create_run(settings, run_dir)
+    prepared = prepare(load_config(config, overrides or []))
+    folder = create_run(prepared, run_dir)
     typer.echo(f"run folder: {folder.path}")
-    _attempt(folder, plain)
+    typer.echo("\n".join(prepared.prompts.skipped.sentences()))
+    _attempt(folder, prepared, plain)
 
 
 def resume(
@@ -44,22 +49,20 @@ def resume(
     plain: Plain = False,
 ) -> None:
     """Continue a run from its newest valid checkpoint, as the next attempt in the same folder."""
-    from llamarl_hpc.launch.local import change_settings
+    from llamarl_hpc.config.load import load_config
+    from llamarl_hpc.launch.local import change_settings, prepare
     from llamarl_hpc.run_dir import RunDir
 
     folder = RunDir.open(run)
     change_settings(folder, overrides or [])
-    _attempt(folder, plain)
+    _attempt(folder, prepare(load_config(folder.config)), plain)
 
 
-def _attempt(folder: "RunDir", plain: bool) -> None:  # noqa: F821
+def _attempt(folder: RunDir, prepared: Prepared, plain: bool) -> None:
     from llamarl_hpc.cli.summary import print_summary
-    from llamarl_hpc.errors import StoppedBySignal
     from llamarl_hpc.launch.local import run_attempt
 
     try:
-        run_attempt(folder, force_plain=plain)
-    except StoppedBySignal:
+        run_attempt(folder, prepared, force_plain=plain)
+    finally:
         print_summary(folder)
-        raise
-    print_summary(folder)

@@ -46,7 +46,7 @@ from llamarl_hpc.channels.messages import (
 )
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
-from llamarl_hpc.controller.evaluation import Evaluation
+from llamarl_hpc.controller.evaluation import HeldOut
 from llamarl_hpc.controller.fleet import Fleet, Member
 from llamarl_hpc.controller.records import record_of
 from llamarl_hpc.controller.rollouts import RolloutFlow
@@ -61,8 +61,8 @@ from llamarl_hpc.observability.metrics_log import MetricsLog
 from llamarl_hpc.observability.progress import Progress
 from llamarl_hpc.observability.trace import Tracer
 from llamarl_hpc.placement import executor_names, role_of
-from llamarl_hpc.prompts.dataset import PromptSet
 from llamarl_hpc.prompts.cursor import PromptCursor
+from llamarl_hpc.prompts.dataset import PromptSet
 from llamarl_hpc.storage.checkpoint import CheckpointStore
 from llamarl_hpc.storage.rollout_store import RolloutWriter
 from llamarl_hpc.types import Array, Purpose, Status
@@ -99,20 +99,22 @@ class Controller:
         self.schedule = self._make_schedule(replicas)
         self.fleet = Fleet(config, parts.channel, parts.supervisor, self.bell)
         self.fleet.on_lost = self._on_lost
+        heldout = [parts.heldout[k] for k in range(len(parts.heldout))]
+        self.heldout = HeldOut(config, heldout, replicas)
         self.flow = RolloutFlow(
             config,
             fleet=self.fleet,
             bell=self.bell,
             schedule=self.schedule,
+            heldout=self.heldout,
             prompt_of=parts.cursor.prompt_at,
             store=parts.writer.append,
             attempt=attempt,
         )
         self.weights = WeightFlow(config, self.fleet, self.bell, replicas)
-        self.weights.is_held = self._evaluation_needs_older_weights
+        self.weights.is_held = lambda: self.heldout.holds_back(self.state.policy_version)
         self.started = time.monotonic()
         self.last_metrics: dict[str, float] = {}
-        self.accuracies: list[tuple[int, float]] = []  # (policy version, held-out accuracy)
         self.phase = "start executors"
         self._answer: ToController | None = None  # the trainer's
         self._last_checkpoint = state.step if state.resumed else -1
@@ -231,7 +233,7 @@ class Controller:
         return bool(
             self.stop_reason
             or self.weights.is_due(self.state.policy_version)
-            or self._evaluation_is_over()
+            or self.heldout.is_over(self.state.policy_version)
         )
 
     async def _step(self, groups: list[ScoredGroup]) -> None:
@@ -317,9 +319,7 @@ class Controller:
 
     def _log_step(self, step: int, metrics: dict[str, float]) -> None:
         self.last_metrics = metrics
-        self.parts.metrics.write_step(
-            step, policy_version=self.state.policy_version, attempt=self.attempt, metrics=metrics
-        )
+        self.parts.metrics.step(step, policy_version=self.state.policy_version, metrics=metrics)
         self.parts.progress.step(take_snapshot(self))
 
     async def _ask_trainer(self, message: ToExecutor, kind: type[Answer]) -> Answer:
@@ -375,62 +375,26 @@ class Controller:
             return
         if self.config.evaluation.at_end:
             self.phase = "evaluate"
-            await self._drive(lambda: self.flow.evaluation is None)
-            if self.accuracies[-1:] == [] or self.accuracies[-1][0] != self.state.policy_version:
+            await self._drive(lambda: self.heldout.current is None)
+            if not self.heldout.was_measured(self.state.policy_version):
                 self._begin_evaluation()
-        await self._drive(lambda: self.flow.evaluation is None)
+        await self._drive(lambda: self.heldout.current is None)
 
     # ------------------------------------------------------------------ evaluation
 
     def _begin_evaluation(self) -> None:
         """Of the weights that go out next (or are out already)."""
-        prompts = self.parts.heldout
-        if not len(prompts):
-            return
-        if self.flow.evaluation is not None:
-            log.warning("an evaluation is still under way; the next one is left out")
-            return
-        self.flow.evaluation = Evaluation(
-            self.state.policy_version,
-            [prompts[k] for k in range(len(prompts))],
-            first_id=self.state.next_eval_id,
-            component=self._accuracy_component(),
-        )
-        self.state = self.state.after_evaluation(self.flow.evaluation.next_id)
-
-    def _accuracy_component(self) -> str:
-        """The verifiable reward if there is one, else the first."""
-        rewards = self.config.rewards
-        best = next((r for r in rewards if r.kind == "math_answer"), rewards[0])
-        return best.name or ""
-
-    def _evaluation_needs_older_weights(self) -> bool:
-        evaluation = self.flow.evaluation
-        return evaluation is not None and self.state.policy_version > evaluation.version
-
-    def _evaluation_is_over(self) -> bool:
-        evaluation = self.flow.evaluation
-        replicas = list(self.schedule.replicas.values())
-        return evaluation is not None and (
-            evaluation.is_complete or evaluation.is_stuck(replicas, self.state.policy_version)
-        )
+        next_id = self.heldout.begin(self.state.policy_version, self.state.next_eval_id)
+        self.state = self.state.after_evaluation(next_id)
 
     def _settle_evaluation(self) -> None:
-        evaluation = self.flow.evaluation
-        if evaluation is None or not self._evaluation_is_over():
+        settled = self.heldout.settle(self.state.policy_version)
+        if settled is None:
             return
-        self.flow.evaluation = None
-        if not evaluation.is_complete:
-            log.warning("evaluation of version %d given up: its weights are gone", evaluation.version)
-            return
-        metrics = evaluation.metrics()
-        accuracy = metrics["eval/heldout/num_correct"] / metrics["eval/heldout/num_prompts"]
-        self.accuracies.append((evaluation.version, accuracy))
-        self.parts.metrics.write_event(
-            "eval", policy_version=evaluation.version, attempt=self.attempt, metrics=metrics
-        )
+        version, metrics = settled
+        self.parts.metrics.event("eval", policy_version=version, metrics=metrics)
         self.parts.progress.note(
-            f"held-out accuracy of version {evaluation.version}: {accuracy:.3f} "
+            f"held-out accuracy of version {version}: {self.heldout.results[-1][1]:.3f} "
             f"({metrics['eval/heldout/num_prompts']:.0f} questions)"
         )
 

@@ -19,7 +19,7 @@ from llamarl_hpc.channels.messages import Generate, GroupScores, Score, ScoreIte
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
 from llamarl_hpc.controller.busy import BusyClock
-from llamarl_hpc.controller.evaluation import Evaluation
+from llamarl_hpc.controller.evaluation import HeldOut
 from llamarl_hpc.controller.fleet import Fleet
 from llamarl_hpc.controller.records import record_of
 from llamarl_hpc.controller.schedule import Replica, Schedule
@@ -51,7 +51,7 @@ class _Issued:
 
 
 class RolloutFlow:
-    """Owns the schedule, the buffer, the running evaluation, and what is in between."""
+    """Owns the buffer and everything between a prompt and the buffer."""
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class RolloutFlow:
         fleet: Fleet,
         bell: Bell,
         schedule: Schedule,
+        heldout: HeldOut,
         prompt_of: Callable[[int], Prompt],
         store: Callable[[GroupRecord], None],
         attempt: int,
@@ -72,7 +73,7 @@ class RolloutFlow:
             attempt,
         )
         self.buffer = RolloutBuffer(prompts_per_step=config.rollout.prompts_per_step)
-        self.evaluation: Evaluation | None = None
+        self.heldout = heldout
         self.busy = BusyClock()
         self._generating: dict[Key, _Issued] = {}
         self._scoring: dict[Key, _Issued] = {}
@@ -83,8 +84,8 @@ class RolloutFlow:
     async def pump(self) -> None:
         """Send out everything that may start now: first the evaluation, then tickets in order."""
         orders: dict[str, list[_Issued]] = {}
-        if self.evaluation is not None:
-            for replica, number in self.evaluation.assign(self._live_replicas()):
+        if self.heldout.current is not None:
+            for replica, number in self.heldout.current.assign(self._live_replicas()):
                 orders.setdefault(replica, []).append(self._issue_eval(number, replica))
         for replica, ticket in self.schedule.assign():
             orders.setdefault(replica, []).append(self._issue_ticket(ticket, replica))
@@ -113,13 +114,13 @@ class RolloutFlow:
         )  # fmt: skip
 
     def _issue_eval(self, number: int, replica: str) -> _Issued:
-        assert self.evaluation is not None
+        assert self.heldout.current is not None
         sampling = SamplingParams(
             temperature=self.config.evaluation.temperature,
             max_tokens=self.config.rollout.max_completion_length,
             seed=self.config.evaluation.seed,
         )
-        prompt = self.evaluation.prompt_of(number)
+        prompt = self.heldout.current.prompt_of(number)
         count = self.config.evaluation.num_generations
         return self._issued(Purpose.EVAL, number, prompt, count, sampling, replica, 1)
 
@@ -189,8 +190,8 @@ class RolloutFlow:
             )
             if scores.purpose is Purpose.TRAIN:
                 self.buffer.put(group)
-            elif self.evaluation is not None:
-                self.evaluation.add(group)
+            elif self.heldout.current is not None:
+                self.heldout.current.add(group)
                 self.store(
                     record_of(
                         group,
@@ -215,8 +216,8 @@ class RolloutFlow:
             self._abandon(issued, reason)
             if issued.request.purpose is Purpose.TRAIN:
                 self.schedule.give_back(issued.request.group_id)
-            elif self.evaluation is not None:
-                self.evaluation.give_back(issued.request.group_id)
+            elif self.heldout.current is not None:
+                self.heldout.current.give_back(issued.request.group_id)
         self.busy.clear(replica)
 
     async def on_reward_ready(self) -> None:

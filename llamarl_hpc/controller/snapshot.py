@@ -22,7 +22,7 @@ def take_snapshot(controller: Controller) -> Snapshot:
         policy_version=state.policy_version,
         elapsed_s=state.elapsed_s + time.monotonic() - controller.started,
         metrics=controller.last_metrics,
-        accuracies=list(controller.accuracies),
+        accuracies=list(controller.heldout.results),
         executors=[
             ExecutorLine(
                 name=member.name,
@@ -32,9 +32,7 @@ def take_snapshot(controller: Controller) -> Snapshot:
                 else state.policy_version
                 if member.name == "trainer"
                 else None,
-                waits_for=waits.get(member.name, "")
-                if member.activity.startswith("wait")
-                else "",
+                waits_for=waits.get(member.name, "") if member.activity.startswith("wait") else "",
                 restarts=member.restarts,
             )
             for member in controller.fleet.members.values()

@@ -24,6 +24,7 @@ from llamarl_hpc.executors.base import Context
 from llamarl_hpc.generation.base import GenerationEngine
 from llamarl_hpc.generation.native.engine import NativeEngine
 from llamarl_hpc.models.load import resolve_model
+from llamarl_hpc.placement import row_length
 from llamarl_hpc.weight_sync.base import StagedWeights
 from llamarl_hpc.weight_sync.select import make_receiver
 
@@ -51,7 +52,7 @@ class GeneratorExecutor:
             dtype=config.generator.dtype,
             max_concurrency=config.generator.max_concurrency,
             prefill_tokens=config.generator.prefill_tokens,
-            max_context=config.model.max_context,
+            max_context=row_length(config),
             device=self.context.device,
         )
 

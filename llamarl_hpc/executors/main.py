@@ -142,9 +142,7 @@ def _build(role: str, context: Context) -> Executor:
     return RewardExecutor(context)
 
 
-def _report(
-    run: RunDir, arguments: argparse.Namespace, world: World, error: BaseException
-) -> None:
+def _report(run: RunDir, arguments: argparse.Namespace, world: World, error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     sys.stderr.flush()

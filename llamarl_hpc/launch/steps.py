@@ -55,12 +55,18 @@ class MpiExec:
         return [self.path, "-bind-to", "none", "-n", f"{num_ranks}"]
 
 
+# Left by an MPI that started us; a nested mpiexec would take them for its own.
+_OTHER_WORLDS = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCAL")
+
+
 def step_environment(
     config: Config, executor: str, *, base: Mapping[str, str], as_root: bool = False
 ) -> dict[str, str]:
     """The environment of every rank: threads, offline caches, and our marker."""
     threads = str(resources_of(config, executor).cpus_per_task)
-    env = {k: v for k, v in base.items() if not k.startswith(("PMI_", "PMIX_", "OMPI_", "MPI_LOCAL"))}
+    env = {
+        k: v for k, v in base.items() if not k.startswith(("PMI_", "PMIX_", "OMPI_", "MPI_LOCAL"))
+    }
     env |= {
         MARKER: executor,
         "OMP_NUM_THREADS": threads,

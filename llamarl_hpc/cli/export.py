@@ -1,0 +1,35 @@
+"""`llamarl-hpc export RUN --out DIR`: a checkpoint as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command("export")(export)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", help="New folder for model and tokenizer.")],
+    step: Annotated[
+        int | None, typer.Option("--step", help="Checkpoint of this step; default: the newest.")
+    ] = None,
+) -> None:
+    """Write safetensors, tokenizer, chat template and generation config; transformers loads it."""
+    from llamarl_hpc.config.load import load_config
+    from llamarl_hpc.models.load import resolve_model, save_hf_folder
+    from llamarl_hpc.run_dir import RunDir
+    from llamarl_hpc.storage.checkpoint import CheckpointStore
+    from llamarl_hpc.training.consolidate import checkpoint_tensors
+
+    folder = RunDir.open(run)
+    config = load_config(folder.config)
+    checkpoint = CheckpointStore(folder, config.trainer.save_total_limit).find(step)
+    model_folder = resolve_model(config.model.path)
+    save_hf_folder(checkpoint_tensors(checkpoint.path, model_folder), model_folder, out)
+    typer.echo(f"step {checkpoint.step} of {folder.path} -> {out}")

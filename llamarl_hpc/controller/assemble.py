@@ -1,0 +1,71 @@
+"""Put a controller together from a run folder: state, prompts, books, channel, display."""
+
+from __future__ import annotations
+
+import logging
+
+from llamarl_hpc.channels.zmq import ControllerChannel
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.loop import Controller, Parts
+from llamarl_hpc.controller.state import RunState
+from llamarl_hpc.controller.supervisor import Launcher, Supervisor
+from llamarl_hpc.observability.metrics_log import MetricsLog
+from llamarl_hpc.observability.progress import make_progress
+from llamarl_hpc.observability.trace import Tracer
+from llamarl_hpc.prompts.cursor import PromptCursor
+from llamarl_hpc.prompts.dataset import PromptSets
+from llamarl_hpc.run_dir import RunDir
+from llamarl_hpc.storage.checkpoint import CheckpointStore
+from llamarl_hpc.storage.rollout_store import RolloutWriter
+
+log = logging.getLogger(__name__)
+
+
+def assemble(
+    config: Config,
+    run: RunDir,
+    attempt: int,
+    *,
+    prompts: PromptSets,
+    launcher: Launcher,
+    force_plain: bool,
+) -> Controller:
+    """Called inside the running loop. Continues from the newest valid checkpoint, if any.
+
+    Raises ConfigError when the checkpoint was made with another data set.
+    """
+    checkpoints = CheckpointStore(run, config.trainer.save_total_limit)
+    progress = make_progress(force_plain=force_plain)
+    cursor = PromptCursor(prompts.train, seed=config.data.seed, shuffle=config.data.shuffle)
+    state = RunState()
+    if (checkpoint := checkpoints.latest()) is not None:
+        cursor.restore(checkpoint.state["prompts"])
+        state = RunState.from_checkpoint(checkpoint.state)
+        for warning in checkpoint.warnings:
+            progress.note(f"checkpoint: {warning}")
+        progress.note(f"continuing after step {state.step}")
+    info = run.read_info()
+    parts = Parts(
+        channel=ControllerChannel.bind(run, config.channels, attempt=attempt, one_host=True),
+        supervisor=Supervisor(run, attempt, launcher),
+        cursor=cursor,
+        heldout=prompts.heldout,
+        writer=RolloutWriter(
+            run.rollouts,
+            attempt=attempt,
+            config=config.storage,
+            attributes={
+                "run_id": str(info.get("run_id", "")),
+                "model": config.model.path,
+                "model_hash": str(info.get("model_hash", "")),
+                "tokenizer_hash": str(info.get("tokenizer_hash", "")),
+                "config": run.config.read_text(),
+            },
+            reward_names=[reward.name or "" for reward in config.rewards],
+        ),
+        checkpoints=checkpoints,
+        metrics=MetricsLog(run, config.logging, attempt=attempt),
+        progress=progress,
+        tracer=Tracer(run.trace_file(attempt, "controller"), "controller"),
+    )
+    return Controller(config, attempt, parts, state)

@@ -1,0 +1,199 @@
+"""A run on this machine: check everything, make the folder, run one attempt, write down how it
+ended.
+
+    prepare (model, prompts, MPI: whatever can be wrong is wrong here, before a folder exists)
+      -> create_run -> run_attempt (again and again, by `resume`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from llamarl_hpc.config.checks import check_model
+from llamarl_hpc.config.load import load_config, save_resolved
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.errors import EXIT_OK, EXIT_STOPPED, ConfigError, LlamarlError, RunDirError
+from llamarl_hpc.launch.provenance import describe_software
+from llamarl_hpc.launch.steps import MpiExec, MpiStepLauncher
+from llamarl_hpc.models.load import context_length, resolve_model
+from llamarl_hpc.prompts.dataset import PromptSets, load_prompts
+from llamarl_hpc.run_dir import RunDir
+from llamarl_hpc.storage.atomic import write_json
+
+# What may change between attempts: nothing that says which prompts, draws or losses come next.
+_CHANGEABLE = (
+    "trainer.max_steps",
+    "trainer.save_steps",
+    "trainer.save_total_limit",
+    "trainer.eval_steps",
+    "trainer.learning_rate",
+    "trainer.micro_batch_tokens",
+    "algorithm.max_staleness",
+    "algorithm.in_flight_weight_updates",
+    "generator.",
+    "evaluation.",
+    "weight_sync.",
+    "storage.",
+    "logging.",
+    "channels.",
+    "launch.",
+    "reward_pool.",
+    "resources.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything that was checked."""
+
+    config: Config
+    model_folder: Path
+    prompts: PromptSets
+    mpiexec: MpiExec
+
+
+def prepare(config: Config) -> Prepared:
+    """Check what the config names. Raises ConfigError; makes nothing but the model cache."""
+    mpiexec = MpiExec.find()
+    model_folder = resolve_model(config.model.path)
+    check_model(config, context_length(model_folder))
+    return Prepared(
+        config=config,
+        model_folder=model_folder,
+        prompts=load_prompts(config, model_folder),
+        mpiexec=mpiexec,
+    )
+
+
+def create_run(prepared: Prepared, run_dir: Path | None) -> RunDir:
+    """A new run folder with the resolved config and run.json."""
+    config = prepared.config
+    run = (
+        RunDir.create_at(run_dir)
+        if run_dir is not None
+        else RunDir.create(config.runs_dir, config.name)
+    )
+    write_json(
+        run.run_json,
+        {
+            "run_id": run.path.name,
+            "name": config.name,
+            "created": time.time(),
+            "command": sys.argv,
+            **describe_software(prepared.model_folder),
+            "data": prepared.prompts.skipped.sentences(),
+            "attempts": [],
+        },
+    )
+    save_resolved(config, run.config)
+    return run
+
+
+def change_settings(run: RunDir, overrides: Sequence[str]) -> None:
+    """Apply `resume --set ...` to the run's config. Raises ConfigError for keys that are fixed."""
+    if not overrides:
+        return
+    for text in overrides:
+        key = text.partition("=")[0].strip()
+        if not any(key == c or (c.endswith(".") and key.startswith(c)) for c in _CHANGEABLE):
+            raise ConfigError(
+                f"--set {key} cannot change in a run that has begun, because its prompts or "
+                "draws would no longer be the same; start a new run instead"
+            )
+    save_resolved(load_config(run.config, overrides), run.config)
+
+
+def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -> None:
+    """Start the next attempt and see it through. Raises what ended it; run.json says so too."""
+    from llamarl_hpc.controller.assemble import assemble
+
+    with _only_controller(run):
+        attempt = run.next_attempt()
+        _log_to(run, attempt, prepared.config.logging.level)
+        entry: dict[str, Any] = {
+            "number": attempt,
+            "started": time.time(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "resumed_from_step": 0,
+            "outcome": "running",
+            "reason": "",
+        }
+
+        async def go() -> None:
+            controller = assemble(
+                prepared.config,
+                run,
+                attempt,
+                prompts=prepared.prompts,
+                launcher=MpiStepLauncher(
+                    config=prepared.config, run=run, attempt=attempt, mpiexec=prepared.mpiexec
+                ),
+                force_plain=force_plain,
+            )
+            entry["resumed_from_step"] = controller.state.step
+            _save_attempt(run, entry)
+            await controller.run()
+
+        try:
+            asyncio.run(go())
+            entry |= {"outcome": "done", "exit_code": EXIT_OK}
+        except LlamarlError as error:
+            stopped = error.exit_code == EXIT_STOPPED
+            entry |= {
+                "outcome": "stopped" if stopped else "failed",
+                "reason": str(error),
+                "exit_code": error.exit_code,
+            }
+            raise
+        except BaseException as error:
+            entry |= {"outcome": "failed", "reason": repr(error), "exit_code": 1}
+            raise
+        finally:
+            entry["ended"] = time.time()
+            _save_attempt(run, entry)
+
+
+def _save_attempt(run: RunDir, entry: dict[str, Any]) -> None:
+    info = run.read_info()
+    others = [a for a in info.get("attempts", []) if a["number"] != entry["number"]]
+    write_json(run.run_json, {**info, "attempts": [*others, entry]})
+
+
+@contextmanager
+def _only_controller(run: RunDir) -> Iterator[None]:
+    """One controller per run folder; the lock goes with the process, however it ends."""
+    lock = FileLock(run.lock)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        last = (run.read_info().get("attempts") or [{}])[-1]
+        raise RunDirError(
+            f"{run.path} is in use by a controller (pid {last.get('pid', '?')} on "
+            f"{last.get('host', '?')}); wait for it or stop it first"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _log_to(run: RunDir, attempt: int, level: str) -> None:
+    handler = logging.FileHandler(run.log(attempt, "controller", 0))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("llamarl_hpc")
+    logger.handlers = [handler]
+    logger.setLevel(level.upper())
+    logger.propagate = False
