@@ -15,6 +15,7 @@ from itertools import pairwise
 
 WIDTH, HEIGHT = 460, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 34
+_LEGEND = 14  # height of a legend above the plot
 MAX_POINTS = 300
 
 Point = tuple[float, float]
@@ -44,6 +45,7 @@ class _Frame:
     width: int = WIDTH
     height: int = HEIGHT
     left: int = _LEFT
+    top: int = _TOP
 
     def x(self, value: float) -> float:
         share = (value - self.x0) / ((self.x1 - self.x0) or 1.0)
@@ -51,7 +53,7 @@ class _Frame:
 
     def y(self, value: float) -> float:
         share = (value - self.y0) / ((self.y1 - self.y0) or 1.0)
-        return round(self.height - _BOTTOM - share * (self.height - _TOP - _BOTTOM), 1)
+        return round(self.height - _BOTTOM - share * (self.height - self.top - _BOTTOM), 1)
 
 
 def line_chart(
@@ -72,11 +74,13 @@ def line_chart(
     low = min(ys) if y_range[0] is None else y_range[0]
     high = max(ys) if y_range[1] is None else y_range[1]
     ticks = nice_ticks(low, high)
-    frame = _Frame(min(xs), max(xs), min(ticks[0], low), max(ticks[-1], high))
+    labels = [(one.label, f"f{one.colour}") for one in shown if one.label]
+    top = _TOP + (_LEGEND if len(labels) > 1 else 0)
+    frame = _Frame(min(xs), max(xs), min(ticks[0], low), max(ticks[-1], high), top=top)
     body = [*_axes(frame, ticks, tick or _number, x_label)]
     for one in shown:
         body += _series(frame, one)
-    body += _legend([(one.label, f"c{one.colour}") for one in shown if one.label])
+    body += _legend(labels)
     return _svg(body, title)
 
 
@@ -92,7 +96,7 @@ def stacked_bars(
     """One bar per entry, its values stacked to shares of 1; `bars` holds (hover text, values)."""
     if not bars:
         return nothing(title)
-    frame = _Frame(first_x, last_x, 0.0, 1.0)
+    frame = _Frame(first_x, last_x, 0.0, 1.0, top=_TOP + (_LEGEND if len(names) > 1 else 0))
     body = [*_axes(frame, [0, 0.25, 0.5, 0.75, 1.0], lambda v: f"{100 * v:.0f} %", x_label)]
     slot = (WIDTH - _LEFT - _RIGHT) / len(bars)
     for index, (text, values) in enumerate(bars):
@@ -310,10 +314,9 @@ def _series(frame: _Frame, series: Series) -> list[str]:
 def _legend(entries: Sequence[tuple[str, str]]) -> list[str]:
     if len(entries) < 2:
         return []
-    body, x = [], float(_LEFT + 6)
+    body, x = [], float(_LEFT)
     for label, kind in entries:
-        swatch = kind.replace("c", "f") if kind.startswith("c") else kind
-        body.append(f'<rect class="{swatch}" x="{x:.0f}" y="2" width="9" height="9" rx="2"/>')
+        body.append(f'<rect class="{kind}" x="{x:.0f}" y="2" width="9" height="9" rx="2"/>')
         body.append(f'<text class="tick" x="{x + 13:.0f}" y="11">{escape(label)}</text>')
         x += 26 + 6.3 * len(label)
     return body

@@ -207,9 +207,8 @@ def make_group(plan: Plan, attempt: int, group_id: int, step: int) -> GroupRecor
     drawn = [
         make_completion(rng, plan, prompt, step - lag, start) for _ in range(plan.num_generations)
     ]
-    if lag == 0 or step - lag == 0:  # spans that reach further back would break the bound
-        drawn = [(_one_span(c, step - lag), right) for c, right in drawn]
-    elif plan.max_staleness < 2:
+    if lag == 0 or step - lag == 0 or plan.max_staleness < 2:
+        # a span of an even older version would break the bound
         drawn = [(_one_span(c, step - lag), right) for c, right in drawn]
     completions = [completion for completion, _ in drawn]
     right = np.array([float(is_right) for _, is_right in drawn])
@@ -293,6 +292,10 @@ def step_metrics(plan: Plan, step: int, groups: list[GroupRecord]) -> dict[str, 
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
+        **{
+            f"rewards/{name}/mean": float(np.mean([v for g in groups for v in g.rewards[name]]))
+            for name in ("math_answer", "brevity")
+        },
         "loss": float(rng.normal(0, 0.02)),
         "grad_norm": float(0.4 + rng.gamma(2.0, 0.15)),
         "learning_rate": 1e-5,

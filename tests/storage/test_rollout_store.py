@@ -28,7 +28,7 @@ from llamarl_hpc.storage.records import GroupRecord
 from llamarl_hpc.storage.rollout_store import blocks
 from llamarl_hpc.storage.rollout_store import writer as writing
 from llamarl_hpc.storage.rollout_store.file import RolloutFile, encode
-from llamarl_hpc.storage.rollout_store.layout import COLUMNS, ENUMS
+from llamarl_hpc.storage.rollout_store.layout import COLUMNS, ENUMS, describe
 from llamarl_hpc.storage.rollout_store.reader import RolloutReader
 from llamarl_hpc.storage.rollout_store.writer import RolloutWriter
 from llamarl_hpc.types import Purpose, Status
@@ -223,6 +223,30 @@ def test_any_hdf5_reads_the_files(tmp_path: Path) -> None:
         assert (
             file["text/utf8"][at : at + n].tobytes().decode() == make_record(1).completions[1].text
         )
+
+
+def test_h5dump_reads_a_column(tmp_path: Path) -> None:
+    h5dump = shutil.which("h5dump")
+    if h5dump is None:
+        pytest.skip("no h5dump on this machine (Debian: hdf5-tools)")
+    write(tmp_path, [make_record(0)])
+    done = subprocess.run(
+        [h5dump, "-d", "/rollouts/reward", str(tmp_path / "segment_000000.h5")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "(0): -0.25, 0.75, -0.25, 0.75" in done.stdout
+
+
+def test_the_document_describes_every_column() -> None:
+    document = Path(__file__).parents[2] / "docs" / "rollout-format.md"
+    assert describe() in document.read_text()
+
+
+def test_the_frozen_sample_of_format_1_is_read_by_every_later_version() -> None:
+    sample = Path(__file__).parent / "golden" / "format_1"
+    check_equal(RolloutReader(sample), [make_record(i) for i in range(3)])
 
 
 def test_number_of_objects_does_not_grow_with_rollouts(tmp_path: Path) -> None:

@@ -183,3 +183,25 @@ def empty_column(column: Column, length: int = 0) -> Array:
         return np.zeros(length, dtype="S1")
     fill = np.nan if column.dtype.startswith("f") else 0
     return np.full(length, fill, dtype=column.dtype)
+
+
+def describe() -> str:
+    """The tables of the format as Markdown; `docs/rollout-format.md` holds this text."""
+    lines: list[str] = []
+    for table in TABLES:
+        lines += [f"### /{table}", "", "| column | type | unit | meaning |", "|---|---|---|---|"]
+        for column in COLUMNS.values():
+            if column.table == table:
+                unit = f"row of {column.refers}" if column.refers else column.unit
+                lines.append(f"| `{column.name}` | {_type(column)} | {unit} | {column.meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _type(column: Column) -> str:
+    if column.enum:
+        return "enum8: " + ", ".join(f"{code} {name}" for name, code in column.enum.items())
+    kinds = {"i": "int", "u": "uint", "f": "float"}
+    if column.dtype == "S":
+        return "UTF-8, fixed width"
+    return f"{kinds[column.dtype[0]]}{8 * int(column.dtype[1:])}"
