@@ -53,10 +53,10 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     ("line", "said"),
     [
         ("[1]", "line 1: wanted an object with columns"),
-        ('{"qestion": "x", "answer": 1}', "line 1: no column 'question'; it has qestion, answer"),
-        ('{"qestion": "x", "answer": 1}', "did you mean 'qestion'?"),
+        ('{"uestion": "x", "answer": 1}', "line 1: no column 'question'; it has uestion, answer"),
+        ('{"uestion": "x", "answer": 1}', "did you mean 'uestion'?"),
         ('{"zzz": "x"}', "set data.prompt and data.answer"),
-        ('{"question": "x", "anser": 1}', "no column 'answer'; it has question, anser; did you"),
+        ('{"question": "x", "nswer": 1}', "no column 'answer'; it has question, nswer; did you"),
         ('{"question": "  ", "answer": 1}', "column 'question' is empty"),
         ('{"question": [1], "answer": 1}', "column 'question' wanted text, found list"),
         ('{"question": "x", "answer": null}', "column 'answer' is empty"),

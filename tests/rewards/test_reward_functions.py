@@ -67,7 +67,7 @@ def test_a_module_in_the_current_folder_is_found(
         ("json.no_such:f", "rewards module 'json.no_such' was not found"),
         ("json:dumbs", "json has no 'dumbs'; it has dump"),
         ("/no/such/file.py:f", "the rewards file /no/such/file.py does not exist"),
-        ("{source}:lenght", "has no 'lenght'; it has length"),
+        ("{source}:ength", "has no 'ength'; it has length"),
         ("{source}:NUMBER", "is int, not a function"),
         ("{source}:later", "is async; wanted a plain function"),
         ("{source}:no_completions", "takes (prompts); wanted f(prompts, completions, **columns)"),
