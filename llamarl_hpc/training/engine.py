@@ -18,18 +18,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llamarl_hpc.batching.packing import MicroBatch, micro_batches_of_rank, token_weights
-from llamarl_hpc.config.schema import Config, TrainerConfig
+from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError, LlamarlError, StoreError
-from llamarl_hpc.models.load import load_trainer_model
 from llamarl_hpc.placement import World
 from llamarl_hpc.training import zero
-from llamarl_hpc.training.loss import LossSettings, LossSums, policy_loss
-from llamarl_hpc.training.policy import PolicyModel, forward_inputs
+from llamarl_hpc.training.loss import LossSettings, LossSums, micro_batch_loss
+from llamarl_hpc.training.optimizer import build_optimizer, clip_gradients, learning_rate
+from llamarl_hpc.training.policy import build_policy, forward_inputs
 from llamarl_hpc.training.rng import rng_state, set_rng_state
-from llamarl_hpc.training.schedule import learning_rate
 from llamarl_hpc.types import Array, ParameterSpec, TrainBatch
 
 CHECKPOINT_TAG = "state"  # DeepSpeed's name of the one checkpoint in a folder
@@ -55,7 +54,8 @@ class TrainerEngine:
     ) -> None:
         """Collective. `placement.init_process_group` must have been called by every rank."""
         self.policy_version = 0
-        self._trainer, self._algorithm = config.trainer, config.algorithm
+        self._trainer, self._aggregation = config.trainer, config.algorithm.loss_aggregation
+        self._loss = LossSettings.of(config.algorithm)
         self._max_completion_length = config.rollout.max_completion_length
         self._world = world
         self._device = _own_device(device, world)
@@ -82,7 +82,7 @@ class TrainerEngine:
         assert batch is not None, "the leader must have a batch"
         weights = token_weights(
             batch,
-            aggregation=self._algorithm.loss_aggregation,
+            aggregation=self._aggregation,
             max_completion_length=self._max_completion_length,
         )
         micro_batches = micro_batches_of_rank(
@@ -119,7 +119,7 @@ class TrainerEngine:
                 inputs = forward_inputs(micro_batch, temperature=temperature, device=self._device)
                 logprobs_K, entropy_K = self._engine(**inputs)
                 loss, figures = micro_batch_loss(
-                    micro_batch, logprobs_K, entropy_K, loss_settings(self._algorithm)
+                    micro_batch, logprobs_K, entropy_K, settings=self._loss
                 )
             if backward:
                 self._engine.backward(loss * self._world.size)
@@ -139,12 +139,10 @@ class TrainerEngine:
         """Clip, step, forget the gradients. The norm before clipping, and whether it was done."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
-        if not zero.clips_itself(self._trainer):
+        if not zero.leaves_clipping_to_us(self._trainer):
             self._engine.step()
             return float(self._engine.get_global_grad_norm()), self._engine.was_step_applied()
-        norm = zero.clip_whole_gradients(
-            list(self._parameters.values()), self._trainer.max_grad_norm
-        )
+        norm = clip_gradients(self._engine.optimizer, self._trainer.max_grad_norm)
         if not np.isfinite(norm):
             self._engine.zero_grad()
             return norm, False
@@ -274,66 +272,6 @@ class _Share:
     num_tokens: int
     num_padded: int
     peak_gib: float
-
-
-# ---------------------------------------------------------------- the parts, also for the oracle
-
-
-def build_policy(config: Config, model_folder: Path) -> PolicyModel:
-    """The model of `model_folder` in the trainer's dtype, ready for its first forward, on CPU."""
-    causal_lm = load_trainer_model(
-        model_folder, config.trainer.dtype, config.model.attn_implementation
-    )
-    if config.trainer.gradient_checkpointing:
-        causal_lm.activation_checkpointing_enable({"use_reentrant": False})
-    policy = PolicyModel(causal_lm, logprob_chunk_tokens=config.trainer.logprob_chunk_tokens)
-    return policy.train()  # dropout is 0; only gradient checkpointing looks at this
-
-
-def build_optimizer(policy: PolicyModel, config: TrainerConfig) -> torch.optim.AdamW:
-    """torch's AdamW, fused (one pass over memory). Norms and biases do not decay."""
-    parameters = list(policy.parameters())
-    groups: list[dict[str, Any]] = [{"params": parameters, "weight_decay": config.weight_decay}]
-    if config.weight_decay > 0.0:
-        matrices: list[nn.Parameter] = [p for p in parameters if p.ndim >= 2]
-        vectors = [p for p in parameters if p.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-    return torch.optim.AdamW(
-        groups,
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
-
-
-def loss_settings(algorithm: Any) -> LossSettings:
-    """The bounds of the loss from `config.algorithm`."""
-    high = algorithm.epsilon_high
-    return LossSettings(
-        loss_type=algorithm.loss_type,
-        rho=algorithm.rho,
-        epsilon=algorithm.epsilon,
-        epsilon_high=algorithm.epsilon if high is None else high,
-    )
-
-
-def micro_batch_loss(
-    micro_batch: MicroBatch, logprobs: Tensor, entropy: Tensor, settings: LossSettings
-) -> tuple[Tensor, LossSums]:
-    """`policy_loss` of a micro-batch whose log-probs [K] are given."""
-    device = logprobs.device
-    return policy_loss(
-        logprobs,
-        torch.from_numpy(micro_batch.logprobs).to(device),
-        torch.from_numpy(micro_batch.advantages).to(device),
-        torch.from_numpy(micro_batch.weights).to(device),
-        entropy,
-        settings=settings,
-    )
 
 
 # ---------------------------------------------------------------- small print

@@ -1,4 +1,4 @@
-"""The policy losses, as functions of tensors: no model, no ranks, no configuration of a run.
+"""The policy losses, as functions of tensors: no model, no ranks.
 
     aipo         -w * A * logp          w = min(pi/mu, rho), not differentiated
     aipo_clamp   -min(pi/mu, rho) * A   the bound inside the gradient: none above rho
@@ -17,6 +17,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from llamarl_hpc.batching.packing import MicroBatch
+from llamarl_hpc.config.schema import AlgorithmConfig
 
 LossType = Literal["aipo", "aipo_clamp", "reinforce", "ppo"]
 
@@ -44,6 +47,16 @@ class LossSettings:
     rho: float = 4.0
     epsilon: float = 0.2
     epsilon_high: float = 0.2
+
+    @classmethod
+    def of(cls, algorithm: AlgorithmConfig) -> LossSettings:
+        high = algorithm.epsilon_high
+        return cls(
+            loss_type=algorithm.loss_type,
+            rho=algorithm.rho,
+            epsilon=algorithm.epsilon,
+            epsilon_high=algorithm.epsilon if high is None else high,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +146,21 @@ def policy_loss(
         maxima = torch.stack([ratio, difference.abs()]).double()
         figures = LossSums(sums=table.sum(dim=1), maxima=torch.where(mask, maxima, 0.0).amax(dim=1))
     return loss, figures
+
+
+def micro_batch_loss(
+    micro_batch: MicroBatch, logprobs: Tensor, entropy: Tensor, *, settings: LossSettings
+) -> tuple[Tensor, LossSums]:
+    """`policy_loss` of a micro-batch, given what the policy says about its tokens, [K] each."""
+    device = logprobs.device
+    return policy_loss(
+        logprobs,
+        torch.from_numpy(micro_batch.logprobs).to(device),
+        torch.from_numpy(micro_batch.advantages).to(device),
+        torch.from_numpy(micro_batch.weights).to(device),
+        entropy,
+        settings=settings,
+    )
 
 
 def _per_token(

@@ -6,13 +6,16 @@ logits exist only at the positions that predict a completion token (see `logprob
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llamarl_hpc.batching.packing import PADDING_SEGMENT, PROMPT_SEGMENT, MicroBatch
+from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.models.load import load_trainer_model
 from llamarl_hpc.training.logprobs import LogprobHead
 
 # Models that change logits after the head; their names in a Hugging Face config, and the value
@@ -55,6 +58,18 @@ class PolicyModel(nn.Module):
     def parameter_names(self) -> dict[str, nn.Parameter]:
         """Parameters under their Hugging Face names, in the model's order; tied ones once."""
         return dict(self.causal_lm.named_parameters())
+
+
+def build_policy(config: Config, model_folder: Path) -> PolicyModel:
+    """The model of `model_folder` in the trainer's dtype, on the CPU."""
+    trainer = config.trainer
+    causal_lm: Any = load_trainer_model(
+        model_folder, trainer.dtype, config.model.attn_implementation
+    )
+    if trainer.gradient_checkpointing:
+        causal_lm.activation_checkpointing_enable({"use_reentrant": False})
+    policy = PolicyModel(causal_lm, logprob_chunk_tokens=trainer.logprob_chunk_tokens)
+    return policy.train()  # dropout is 0; only the checkpointing of activations looks at this
 
 
 def forward_inputs(

@@ -72,7 +72,7 @@ def engine_settings(config: TrainerConfig, device_type: str) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0 if clips_itself(config) else config.max_grad_norm,
+        "gradient_clipping": 0.0 if leaves_clipping_to_us(config) else config.max_grad_norm,
         "steps_per_print": 1 << 62,
         "zero_optimization": {
             "stage": config.zero_stage,
@@ -88,27 +88,12 @@ def engine_settings(config: TrainerConfig, device_type: str) -> dict[str, Any]:
     return settings
 
 
-def clips_itself(config: TrainerConfig) -> bool:
-    """Whether gradients are whole on every rank when the step is due (stage 0 in float32).
+def leaves_clipping_to_us(config: TrainerConfig) -> bool:
+    """Whether DeepSpeed runs the bare optimizer, without a norm or a check for nan.
 
-    DeepSpeed then runs the bare optimizer: it neither reports the norm nor refuses nan.
+    That is stage 0 in float32; gradients are then whole on every rank when the step is due.
     """
     return config.zero_stage == 0 and config.dtype == "fp32"
-
-
-def clip_whole_gradients(parameters: list[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients to `max_norm` (0: leave them); their norm before that.
-
-    The same arithmetic as ZeRO's: norms of the parts in float64, summed, then float32.
-    """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    parts = [torch.linalg.vector_norm(gradient.double()) for gradient in gradients]
-    norm = torch.stack(parts).pow(2.0).sum().float().pow(0.5)
-    if max_norm > 0.0:
-        excess = ((norm + 1e-6) / max_norm).clamp(min=1.0)
-        for gradient in gradients:
-            gradient.mul_(1.0 / excess)
-    return float(norm)
 
 
 def is_partitioned(parameter: Tensor) -> bool:

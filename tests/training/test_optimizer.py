@@ -1,11 +1,12 @@
-"""Learning rates at the corners of the schedule."""
+"""Learning rates at the corners of the schedule, and clipping."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from llamarl_hpc.config.schema import TrainerConfig
-from llamarl_hpc.training.schedule import learning_rate
+from llamarl_hpc.training.optimizer import clip_gradients, learning_rate
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,17 @@ def test_without_warmup_the_first_step_has_the_peak_rate() -> None:
     config = TrainerConfig(learning_rate=3e-4, lr_scheduler_type="cosine", max_steps=10)
     assert learning_rate(config, 0) == 3e-4
     assert learning_rate(config, 25) == pytest.approx(0.0, abs=1e-18)
+
+
+@pytest.mark.parametrize(
+    ("max_norm", "expected"),
+    [(0.0, [3.0, 4.0, 12.0]), (26.0, [3.0, 4.0, 12.0]), (6.5, [1.5, 2, 6])],
+)
+def test_clipping_scales_all_groups_by_their_common_norm(
+    max_norm: float, expected: list[float]
+) -> None:
+    first, second = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))
+    first.grad, second.grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0])
+    optimizer = torch.optim.SGD([{"params": [first]}, {"params": [second]}], lr=1.0)
+    assert clip_gradients(optimizer, max_norm) == 13.0
+    assert [*first.grad.tolist(), *second.grad.tolist()] == pytest.approx(expected, rel=1e-6)
