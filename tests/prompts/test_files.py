@@ -53,7 +53,10 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     ("line", "said"),
     [
         ("[1]", "line 1: wanted an object with columns"),
-        ('{"questions": "x", "answer": 1}', "line 1: no column 'question'; it has questions, answer"),
+        (
+            '{"questions": "x", "answer": 1}',
+            "line 1: no column 'question'; it has questions, answer",
+        ),
         ('{"questions": "x", "answer": 1}', "did you mean 'questions'?"),
         ('{"zzz": "x"}', "set data.prompt and data.answer"),
         ('{"question": "x", "nswer": 1}', "no column 'answer'; it has question, nswer; did you"),
