@@ -58,7 +58,8 @@ def encode(block: Block, attributes: Attributes, *, compression: str = "none") -
             "format_version": FORMAT_VERSION,
             "format_minor": FORMAT_MINOR,
         }
-        for name, value in (header | dict(attributes)).items():
+        header["table_rows"] = " ".join(f"{t}={blocks.num_rows(block, t)}" for t in TABLES)
+        for name, value in (dict(attributes) | header).items():
             file.attrs[name] = _attribute(name, value)
         groups = {table: file.create_group(table) for table in (*TABLES, "rewards")}
         for path, array in block.items():
@@ -122,21 +123,29 @@ class RolloutFile:
         except OSError as error:
             raise StoreError(f"{name} cannot be opened: {error}") from error
         try:
-            self.attributes = {key: _decoded(value) for key, value in self._file.attrs.items()}
             self._check_version()
         except BaseException:
             self.close()
             raise
 
     def _check_version(self) -> None:
-        if self.attributes.get("format") != FORMAT:
+        if self.attribute("format") != FORMAT:
             raise StoreError(f"{self.name} is not a file of the rollout store")
-        version = int(self.attributes["format_version"])
+        version = int(self.attribute("format_version"))
         if version > FORMAT_VERSION:
             raise StoreError(
                 f"{self.name} has format {version}; this version of llamarl-hpc reads up to "
                 f"{FORMAT_VERSION}, so install a newer one"
             )
+
+    def attribute(self, name: str) -> Any:
+        """Text, number, or None when the file does not have it."""
+        value = self._file.attrs.get(name)
+        return value.decode().strip(" ") if isinstance(value, bytes) else value
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {name: self.attribute(name) for name in self._file.attrs}
 
     def paths(self) -> list[str]:
         """Paths of all columns that this version knows."""
@@ -146,16 +155,18 @@ class RolloutFile:
     def reward_names(self) -> list[str]:
         return list(self._file.get("rewards", ()))
 
-    def num_rows(self, table: str) -> int:
-        group = self._file.get("rollouts" if table == "rewards" else table, {})
-        return next((int(dataset.shape[0]) for dataset in group.values()), 0)
+    def num_rows(self) -> dict[str, int]:
+        """Rows of every table; taken from the file's attribute, which spares opening datasets."""
+        pairs = (entry.split("=") for entry in str(self.attribute("table_rows")).split())
+        return {table: int(rows) for table, rows in pairs}
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> Array:
         """Rows start..stop of a column; a column that the file lacks reads as unknown."""
         try:
             dataset = self._file.get(path)
             if dataset is None:
-                rows = self.num_rows(path.split("/")[0])
+                table = path.split("/")[0]
+                rows = self.num_rows()["rollouts" if table == "rewards" else table]
                 return empty_column(column_of(path), rows)[start:stop]
             array: Array = dataset[start : dataset.shape[0] if stop is None else stop]
         except (OSError, RuntimeError) as error:
@@ -168,10 +179,6 @@ class RolloutFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _decoded(value: Any) -> Any:
-    return value.decode().strip(" ") if isinstance(value, bytes) else value
 
 
 def _is_known(path: str) -> bool:

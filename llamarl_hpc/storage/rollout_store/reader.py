@@ -22,7 +22,7 @@ from llamarl_hpc.storage.rollout_store.file import (
     segment_numbers,
     segment_path,
 )
-from llamarl_hpc.storage.rollout_store.layout import TABLES, Block, column_of, empty_column
+from llamarl_hpc.storage.rollout_store.layout import Block, column_of, empty_column
 from llamarl_hpc.types import Array, VersionSpan
 
 MAX_OPEN_FILES = 256  # well below the usual limit of 1,024 descriptors
@@ -37,8 +37,6 @@ class _Source:
     content: Path | bytes  # parts are read into memory: they go when their segment is closed
     num_rows: dict[str, int] = field(default_factory=dict)
     first_rollout_id: int = -1
-    reward_names: tuple[str, ...] = ()
-    attributes: dict[str, Any] = field(default_factory=dict)
 
 
 class RolloutReader:
@@ -58,22 +56,16 @@ class RolloutReader:
         self._sources = []
         for source in _snapshot(self._folder):
             try:
-                self._measure(source)
+                file = RolloutFile(source.content, source.name)
             except StoreError as error:
                 if "install a newer one" in str(error):
                     raise
                 self.problems.append(f"left out: {error}")
                 continue
+            source.num_rows = file.num_rows()
+            source.first_rollout_id = int(file.attribute("first_rollout_id"))
+            self._keep(len(self._sources), file)
             self._sources.append(source)
-        self._files.clear()
-
-    def _measure(self, source: _Source) -> None:
-        file = RolloutFile(source.content, source.name)
-        source.num_rows = {table: file.num_rows(table) for table in TABLES}
-        source.reward_names = tuple(file.reward_names())
-        source.attributes = file.attributes
-        source.first_rollout_id = int(file.attributes["first_rollout_id"])
-        file.close()
 
     def close(self) -> None:
         for file in self._files.values():
@@ -89,11 +81,12 @@ class RolloutReader:
     @property
     def attributes(self) -> dict[str, Any]:
         """Of the newest file; empty when there is none."""
-        return self._sources[-1].attributes if self._sources else {}
+        return self._file(len(self._sources) - 1).attributes if self._sources else {}
 
     @property
     def reward_names(self) -> list[str]:
-        return list(dict.fromkeys(name for s in self._sources for name in s.reward_names))
+        found = (self._file(i).reward_names() for i in range(len(self._sources)))
+        return list(dict.fromkeys(name for names in found for name in names))
 
     def num_rows(self, table: str) -> int:
         return sum(source.num_rows[table] for source in self._sources)
@@ -174,11 +167,14 @@ class RolloutReader:
 
     def _file(self, index: int) -> RolloutFile:
         if index not in self._files:
-            if len(self._files) >= MAX_OPEN_FILES:
-                self._files.pop(next(iter(self._files))).close()
             source = self._sources[index]
-            self._files[index] = RolloutFile(source.content, source.name)
+            self._keep(index, RolloutFile(source.content, source.name))
         return self._files[index]
+
+    def _keep(self, index: int, file: RolloutFile) -> None:
+        if len(self._files) >= MAX_OPEN_FILES:
+            self._files.pop(next(iter(self._files))).close()
+        self._files[index] = file
 
 
 def _snapshot(folder: Path) -> list[_Source]:

@@ -315,7 +315,7 @@ class RolloutWriter:
         segment, attributes = _OpenSegment(number), dict[str, Any]()
         for path in part_paths(open_path(self._folder, number)):
             file = RolloutFile(path, path.name)
-            attributes = {k: v for k, v in file.attributes.items() if not k.startswith("format")}
+            attributes = file.attributes
             segment.blocks.append(file.block())
             file.close()
         if attributes.get("attempt", 0) < self._attempt:
