@@ -45,7 +45,7 @@ if [ -z "$python" ] && [ -z "${PYTHON:-}" ]; then
     need "no Python 3.11 or newer was found" python3 python3-venv
     python=$(find_python)
 fi
-[ -n "$python" ] || die "Python 3.11 or newer is needed, found $(python3 --version 2>&1); set PYTHON"
+[ -n "$python" ] || die "Python 3.11 or newer is needed, and ${PYTHON:-python3} is not; set PYTHON"
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
