@@ -1,0 +1,224 @@
+"""The oracle: RL of a language model in one process, one visible loop, no DeepSpeed, no messages.
+
+    python experiments/single_process_loop.py experiments/quickstart.yaml --set trainer.max_steps=3
+
+It reads the same configuration as `llamarl-hpc run` and uses the same model, generator, rewards
+and loss; everything between them is spelt out below. With `algorithm.max_staleness: 0` and one
+rank of each executor the distributed pipeline must give the same losses, bit for bit. One JSON
+object per step goes to standard output, floats also in hexadecimal.
+
+Letters: G prompts of a step, R completions of all of them, N tokens of all completions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from llamarl_hpc.batching.advantage import group_advantages
+from llamarl_hpc.batching.packing import micro_batches_of_rank, token_weights
+from llamarl_hpc.config.load import load_config
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.generation.native.engine import NativeEngine
+from llamarl_hpc.models.load import resolve_model
+from llamarl_hpc.placement import row_length
+from llamarl_hpc.prompts.cursor import PromptCursor
+from llamarl_hpc.prompts.dataset import load_prompts
+from llamarl_hpc.rewards.base import NamedReward, build_rewards, call, total
+from llamarl_hpc.training.loss import LossSettings, LossSums, micro_batch_loss
+from llamarl_hpc.training.optimizer import build_optimizer, learning_rate
+from llamarl_hpc.training.policy import PolicyModel, build_policy, forward_inputs
+from llamarl_hpc.types import (
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    Prompt,
+    Purpose,
+    SamplingParams,
+    TrainBatch,
+)
+
+
+def train_loop(config: Config) -> Iterator[dict[str, Any]]:
+    """Run `trainer.max_steps` steps; yields what is worth knowing about each."""
+    model_folder = resolve_model(config.model.path)
+    prompts = load_prompts(config, model_folder).train
+    cursor = PromptCursor(prompts, seed=config.data.seed, shuffle=config.data.shuffle)
+    rewards = build_rewards(config.rewards, config.data.answer)
+    torch.use_deterministic_algorithms(config.trainer.deterministic, warn_only=True)
+
+    # The policy exists twice: one copy draws completions, the other one is trained.
+    generator = NativeEngine(
+        model_folder,
+        dtype=config.generator.dtype,
+        max_concurrency=config.generator.max_concurrency,
+        prefill_tokens=config.generator.prefill_tokens,
+        max_context=row_length(config),
+    )
+    policy = build_policy(config, model_folder)
+    optimizer = build_optimizer(policy, config.trainer)
+    version = 0  # of the policy: optimizer steps applied
+
+    for step in range(config.trainer.max_steps):
+        start = time.perf_counter()
+        questions = [cursor.next() for _ in range(config.rollout.prompts_per_step)]
+        answers = generate(generator, questions, step, config)
+        scores = [score(rewards, q, a) for q, a in zip(questions, answers, strict=True)]
+        batch = make_batch(step, questions, answers, scores, config)
+        figures, grad_norm = train_step(policy, optimizer, batch, version, config)
+        if grad_norm is not None:
+            version += 1
+            generator.load_weights(version, policy.parameter_names().items())
+        yield {
+            "step": step,
+            "policy_version": version,
+            "reward/mean": float(np.mean(scores)),
+            "grad_norm": grad_norm or 0.0,
+            **figures.metrics(),
+            "seconds": time.perf_counter() - start,
+        }
+
+
+def generate(
+    generator: NativeEngine, questions: Sequence[Prompt], step: int, config: Config
+) -> list[list[Completion]]:
+    """`num_generations` completions of every question, all by the current policy."""
+    torch.set_num_threads(config.resources.generator.cpus_per_task)
+    first_id = step * len(questions)
+    for i, question in enumerate(questions):
+        request = GenerationRequest(
+            purpose=Purpose.TRAIN,
+            group_id=first_id + i,  # seed and group id fix every random draw
+            prompt_ids=question.token_ids,
+            num_generations=config.rollout.num_generations,
+            sampling=SamplingParams(
+                temperature=config.rollout.temperature,
+                top_p=config.rollout.top_p,
+                max_tokens=config.rollout.max_completion_length,
+                seed=config.rollout.seed,
+            ),
+        )
+        generator.submit(request)
+    done: dict[int, list[Completion]] = {}
+    while len(done) < len(questions):
+        done |= {group.group_id: group.completions for group in generator.step()}
+    return [done[first_id + i] for i in range(len(questions))]
+
+
+def score(
+    rewards: Sequence[NamedReward], question: Prompt, answers: Sequence[Completion]
+) -> list[float]:
+    """The reward of every answer: the weighted sum of the components."""
+    texts = [answer.text for answer in answers]
+    components = [call(reward, question.text, texts, question.columns) for reward in rewards]
+    return total([reward.weight for reward in rewards], components)
+
+
+def make_batch(
+    step: int,
+    questions: Sequence[Prompt],
+    answers: Sequence[Sequence[Completion]],
+    scores: Sequence[Sequence[float]],
+    config: Config,
+) -> TrainBatch:
+    """Flat arrays: prompts one after the other, completions one after the other."""
+    completions = [c for group in answers for c in group]
+    trained = [
+        not (config.algorithm.mask_truncated and c.finish_reason is FinishReason.LENGTH)
+        for c in completions
+    ]
+    lengths = np.array([len(c.token_ids) for c in completions], dtype=np.int32)
+    advantages_R = [group_advantages(group, config.algorithm.advantage) for group in scores]
+    return TrainBatch(
+        step=step,
+        temperature=config.rollout.temperature,
+        prompt_ids=np.concatenate([q.token_ids for q in questions]),
+        prompt_lengths=np.array([len(q.token_ids) for q in questions], dtype=np.int32),
+        group_index=np.repeat(np.arange(len(questions), dtype=np.int32), [len(a) for a in answers]),
+        completion_ids=np.concatenate([c.token_ids for c in completions]),
+        completion_lengths=lengths,
+        logprobs=np.concatenate([c.logprobs for c in completions]),
+        loss_mask=np.repeat(trained, lengths),
+        advantages=np.concatenate(advantages_R).astype(np.float32),
+    )
+
+
+def train_step(
+    policy: PolicyModel,
+    optimizer: torch.optim.Optimizer,
+    batch: TrainBatch,
+    version: int,
+    config: Config,
+) -> tuple[LossSums, float | None]:
+    """One optimizer step; the figures of the loss, and the gradient's norm (None: no step)."""
+    torch.set_num_threads(config.resources.trainer.cpus_per_task)
+    weights_N = token_weights(
+        batch,
+        aggregation=config.algorithm.loss_aggregation,
+        max_completion_length=config.rollout.max_completion_length,
+    )
+    micro_batches = micro_batches_of_rank(
+        batch,
+        weights_N,
+        rank=0,
+        num_ranks=1,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        share_prompt=config.trainer.share_prompt,
+    )
+    settings = LossSettings.of(config.algorithm)
+    figures: list[LossSums] = []
+    optimizer.zero_grad()
+    for micro_batch in micro_batches:
+        inputs = forward_inputs(micro_batch, temperature=batch.temperature, device="cpu")
+        logprobs, entropy = policy(**inputs)
+        loss, sums = micro_batch_loss(micro_batch, logprobs, entropy, settings=settings)
+        loss.backward()  # gradients add up; the weights already hold the denominators
+        figures.append(sums)
+    together = sum(figures[1:], start=figures[0])
+    if not weights_N.any():
+        return together, None
+
+    grad_norm = gradient_norm(optimizer)
+    if not math.isfinite(grad_norm):
+        return together, None
+    if config.trainer.max_grad_norm > 0.0:
+        excess = (torch.tensor(grad_norm) + 1e-6) / config.trainer.max_grad_norm
+        for parameter in policy.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(1.0 / excess.clamp(min=1.0))
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(config.trainer, version)
+    optimizer.step()
+    return together, grad_norm
+
+
+def gradient_norm(optimizer: torch.optim.Optimizer) -> float:
+    """Euclidean norm over all parameters; summed as ZeRO does it, or the last bit would differ."""
+    group_norms = []
+    for group in optimizer.param_groups:
+        norms = [torch.linalg.vector_norm(p.grad.double()) for p in group["params"]]
+        group_norms.append(torch.stack(norms).pow(2.0).sum().float().pow(0.5))
+    return float(torch.linalg.vector_norm(torch.stack(group_norms)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments = parser.parse_args()
+    for record in train_loop(load_config(arguments.config, arguments.set)):
+        record["loss_hex"] = record["loss"].hex()
+        record["grad_norm_hex"] = record["grad_norm"].hex()
+        print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()
