@@ -1,12 +1,14 @@
 """JSON Lines files that survive a kill: one object a line, each line written at once.
 
 A crash can tear only the last line. The reader passes over it, and whoever opens the file for
-appending again first removes it, so that every other JSON reader can read the file too.
+appending again first removes it, so that every other JSON reader can read the file too. A disk
+that is full does not end the run: lines are kept in memory until it takes them.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import threading
@@ -14,7 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+log = logging.getLogger(__name__)
+
 _MAX_LINE_BYTES = 1 << 20
+_MAX_UNWRITTEN_BYTES = 8 << 20
 
 
 class JsonLinesFile:
@@ -26,6 +31,8 @@ class JsonLinesFile:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
         self._closed = False
+        self._unwritten = bytearray()
+        self._path, self._warned = path, False
         self._mend_end()
 
     def _mend_end(self) -> None:
@@ -43,14 +50,25 @@ class JsonLinesFile:
         """One line; numbers that JSON lacks (NaN, infinity) become null."""
         line = json.dumps(_plain(values), allow_nan=False, separators=(",", ":")) + "\n"
         with self._lock:
-            if not self._closed:
-                os.write(self._file, line.encode())
+            if not self._closed and len(self._unwritten) < _MAX_UNWRITTEN_BYTES:
+                self._unwritten += line.encode()
+                self._write()
+
+    def _write(self) -> None:
+        try:
+            while self._unwritten:
+                del self._unwritten[: os.write(self._file, self._unwritten)]
+        except OSError as error:
+            if not self._warned:
+                log.warning("%s cannot be written, lines are kept for now: %s", self._path, error)
+            self._warned = True
 
     def close(self) -> None:
         """Idempotent; what is appended afterwards is left out."""
         with self._lock:
             if not self._closed:
                 self._closed = True
+                self._write()
                 os.close(self._file)
 
     def __enter__(self) -> Self:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -72,6 +74,27 @@ def test_every_line_is_strict_json_whatever_the_values(tmp_path: Path) -> None:
     lines = (tmp_path / "m.jsonl").read_text().splitlines()
     rows = [json.loads(line, parse_constant=refuse) for line in lines]
     assert rows == [{"a": None, "b": 0.5, "c": [3, None]}, {"d": "x", "e": None, "f": True}]
+
+
+def test_a_full_disk_delays_lines_and_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = os.write
+    with JsonLinesFile(tmp_path / "m.jsonl") as file, monkeypatch.context() as patch:
+        calls = iter([3, OSError(errno.ENOSPC, "No space left on device")])
+
+        def nearly_full(descriptor: int, data: bytes) -> int:
+            answer = next(calls, None)
+            if isinstance(answer, OSError):
+                raise answer
+            return write(descriptor, bytes(data)[:answer])
+
+        patch.setattr(os, "write", nearly_full)
+        file.append({"step": 0})
+        assert (tmp_path / "m.jsonl").read_text() == '{"s'
+        file.append({"step": 1})
+    assert [row["step"] for row in read_json_lines(tmp_path / "m.jsonl")] == [0, 1]
+    assert caplog.text.count("lines are kept for now") == 1
 
 
 def test_threads_do_not_mix_their_lines(tmp_path: Path) -> None:
