@@ -30,18 +30,23 @@ def work_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("ranks")
     as_root = os.geteuid() == 0
     env = step_environment(tiny_config(), "trainer", base=os.environ, as_root=as_root)
+    trap = folder / "hostname"  # what DeepSpeed's own discovery would call
+    trap.write_text(f"#!/bin/sh\ntouch {folder}/discovered\nexit 1\n")
+    trap.chmod(0o755)
+    env |= {"PATH": f"{folder}:{env['PATH']}", "PYTHONPATH": str(SCRIPT.parents[2])}
     finished = subprocess.run(
         [
             *MpiExec.find().argv(2, as_root=as_root),
             *[sys.executable, str(SCRIPT), str(model_folder), str(folder)],
             *["1-fp32", "3-fp32", "2-bf16"],
         ],
-        env=env | {"PYTHONPATH": str(SCRIPT.parents[2])},
+        env=env,
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-5000:]
+    assert not (folder / "discovered").exists()
     return folder
 
 
