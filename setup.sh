@@ -61,6 +61,7 @@ if [ ! -f "$headers/Python.h" ]; then
 fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+export PIP_USE_PEP517=1 # older pips else complain about packages without pyproject.toml
 pip() {
     "$venv/bin/python" -m pip --disable-pip-version-check "$@" || die "pip could not install; \
 the lines above say why"
