@@ -1,14 +1,39 @@
-"""One background thread that fetches versions, one after the other, while decoding goes on."""
+"""Threads behind the main one: those that send and tidy up, and the one that fetches versions."""
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from llamarl_hpc.weight_sync.base import StagedWeights
 
 Fetch = Callable[[], StagedWeights]
+
+_EXIT_S = 5.0
+_threads: list[threading.Thread] = []
+
+
+def run_in_background(work: Callable[[], None], name: str) -> None:
+    """Run `work` in a thread that cannot keep the process from ending for more than a moment.
+
+    A moment it gets: a thread that Python stops within C++ code takes the process down with an
+    abort, whatever its exit code should have been.
+    """
+    if not _threads:
+        atexit.register(_wait_for_threads)
+    _threads[:] = [thread for thread in _threads if thread.is_alive()]
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    _threads.append(thread)
+    thread.start()
+
+
+def _wait_for_threads() -> None:
+    deadline = time.monotonic() + _EXIT_S
+    for thread in _threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
 
 
 class Fetcher:

@@ -1,0 +1,322 @@
+"""Weight sync over the network: broadcasts by the ranks that own the shards (NCCL or gloo).
+
+    trainer, every rank   copies the pieces it sends into staging buffers -> training goes on
+    trainer, background   agrees with the receivers (rendezvous.py), then broadcasts its buckets
+    generator, background receives all buckets into one arena (collective_receiver.py)
+
+Nothing is gathered, and no trainer rank receives what another one sends. Who waits for whom: the
+trainer's background threads for all members to arrive and to finish, generators for the trainer,
+each with a deadline that names who is missing; `publish` waits for the transfer before it, never
+for its own. A transfer that fails costs the members that version: receivers raise WeightSyncError
+and keep their old weights; the trainer goes on (`failure` says what happened) and the next
+transfer forms new groups of the processes that are then alive.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+from torch._C._distributed_c10d import Backend, Work
+
+from llamarl_hpc.channels.messages import SyncMember
+from llamarl_hpc.config.schema import WeightSyncConfig
+from llamarl_hpc.errors import WeightSyncError
+from llamarl_hpc.placement import World
+from llamarl_hpc.weight_sync.arena import (
+    copy_piece,
+    torch_dtype,
+)
+from llamarl_hpc.weight_sync.background import run_in_background
+from llamarl_hpc.weight_sync.base import PublishReceipt, WeightSource
+from llamarl_hpc.weight_sync.checksum import finish, piece_checksum
+from llamarl_hpc.weight_sync.group import (
+    MAX_OPERATION_S,
+    WINDOW,
+    broadcast,
+    connect_store,
+    current_device,
+    drop_groups,
+    finish_work,
+    make_group,
+    serve_store,
+    use_device,
+)
+from llamarl_hpc.weight_sync.plan import (
+    ALIGNMENT,
+    make_arena,
+    make_plan,
+)
+from llamarl_hpc.weight_sync.rendezvous import (
+    POLL_S,
+    VERDICT_S,
+    Arrival,
+    Board,
+    Go,
+    Layout,
+    Watch,
+    clean_up,
+    judge,
+    read_arrival,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class _Transfer:
+    """One version on its way: what the background thread works on."""
+
+    def __init__(
+        self, *, number: int, version: int, epoch: int, checksum: str, members: Sequence[SyncMember]
+    ) -> None:
+        self.number, self.version, self.epoch, self.checksum = number, version, epoch, checksum
+        self.receivers = [f"{m.executor} rank {r}" for m in members for r in range(m.num_ranks)]
+        self.cancelled = threading.Event()
+        self.finished = threading.Event()
+        self.verdict = ""  # what went wrong; "" while under way and when all went well
+
+
+class CollectivePublisher:
+    """On every trainer rank (a `WeightPublisher`). Making one is a collective call.
+
+    `device` is where the bytes travel from: "cuda" for NCCL, "cpu" for gloo; `source_device`, where
+    the weights are. `address`: this host's on the network that trainer and generators share.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: WeightSyncConfig,
+        world: World,
+        source: WeightSource,
+        device: str,
+        source_device: str,
+        address: str,
+    ) -> None:
+        self._world, self._source, self._address = world, source, address
+        self._device, self._from_gpu = current_device(device), source_device == "cuda"
+        self._timeout_s = config.timeout_s
+        self._server = serve_store(address, config.timeout_s) if world.is_leader else None
+        self.store_address: str = world.bcast(
+            f"{address}:{self._server.port}" if self._server else None
+        )
+        specs = source.parameter_specs()
+        self._arena = make_arena(specs)
+        owned = world.allgather({spec.name: source.owned_range(spec.name) for spec in specs})
+        plan = make_plan(self._arena, owned, config.bucket_mb << 20)
+        self._mine = [bucket for bucket in plan if bucket.root == world.rank]
+        if world.is_leader:
+            layout = Layout(arena=self._arena, buckets=plan, device=device)
+            self._board().put("layout", layout)
+        self._staging = self._new_staging()
+        self._groups: dict[int, Backend] = {}  # this rank's own, under its rank
+        self._formed = 0  # their group number
+        self._agreed: tuple[int, list[str]] = (0, [])  # leader: group number and its processes
+        self._served: dict[str, str] = {}  # leader: receiver -> the last request that was answered
+        self._number = 0
+        self._transfer: _Transfer | None = None
+
+    @property
+    def failure(self) -> str:
+        """What went wrong in the last transfer that has ended; "" if it reached everybody."""
+        return self._transfer.verdict if self._transfer else ""
+
+    def publish(self, version: int, epoch: int, members: Sequence[SyncMember]) -> PublishReceipt:
+        start = time.monotonic()
+        self._end_last(epoch)
+        parts = self._world.gather(self._snapshot())
+        checksum = self._world.bcast(finish(self._arena.specs, parts) if parts else None)
+        self._number += 1
+        transfer = _Transfer(
+            number=self._number, version=version, epoch=epoch, checksum=checksum, members=members
+        )
+        self._transfer, staging = transfer, self._staging
+        if members:
+            run_in_background(lambda: self._run(transfer, staging), "weights")
+        else:
+            transfer.finished.set()
+        return PublishReceipt(
+            version=version,
+            checksum=checksum,
+            num_bytes=self._arena.num_bytes,
+            seconds=time.monotonic() - start,
+        )
+
+    def close(self) -> None:
+        """Gives a transfer under way a few seconds to end."""
+        if self._transfer is not None:
+            self._transfer.finished.wait(VERDICT_S)
+            self._transfer.cancelled.set()
+        drop_groups(self._groups)
+        self._staging = []
+        self._server = None
+
+    def _new_staging(self) -> list[torch.Tensor]:
+        """One buffer per bucket of this rank; pinned if weights leave a GPU by way of the CPU."""
+        starts, end = [], 0
+        for bucket in self._mine:
+            starts.append(end)
+            end += -(-bucket.num_bytes // ALIGNMENT) * ALIGNMENT
+        pinned = self._from_gpu and self._device.type == "cpu"
+        memory = torch.empty(end, dtype=torch.uint8, device=self._device, pin_memory=pinned)
+        return [
+            memory[start : start + bucket.num_bytes]
+            for start, bucket in zip(starts, self._mine, strict=True)
+        ]
+
+    def _end_last(self, epoch: int) -> None:
+        """Wait for the transfer before. Another epoch means that the controller has given somebody
+        up, so then only for as long as the others may need to notice."""
+        last = self._transfer
+        if last is None:
+            return
+        patience_s = self._timeout_s + VERDICT_S if epoch == last.epoch else VERDICT_S
+        if not last.finished.wait(patience_s):
+            last.cancelled.set()
+            if not last.finished.wait(2 * VERDICT_S):
+                _log.warning("version %d is still stuck on its way; it is left alone", last.version)
+                self._staging = self._new_staging()
+                self._groups = {}
+
+    def _snapshot(self) -> int:
+        """Copy what this rank sends into its staging buffers; returns the sum of it."""
+        for bucket, memory in zip(self._mine, self._staging, strict=True):
+            for piece in bucket.pieces:
+                copy_piece(self._source, piece, memory[piece.offset :][: piece.num_bytes])
+        if self._from_gpu:
+            torch.cuda.synchronize()
+        return sum(
+            piece_checksum(
+                piece.name,
+                piece.start,
+                memory[piece.offset :][: piece.num_bytes].view(torch_dtype(piece.dtype)),
+            )
+            for bucket, memory in zip(self._mine, self._staging, strict=True)
+            for piece in bucket.pieces
+        )
+
+    def _board(self) -> Board:
+        return Board(connect_store(self.store_address, self._timeout_s))
+
+    # ------------------------------------------------------------------ background thread
+
+    def _run(self, transfer: _Transfer, staging: list[torch.Tensor]) -> None:
+        groups = self._groups
+        use_device(self._device)
+        try:
+            transfer.verdict = self._carry_out(transfer, staging, groups)
+        except Exception as error:  # the store is gone: nobody is left to tell
+            transfer.verdict = f"{error}"
+        if transfer.verdict:
+            _log.warning(
+                "version %d did not reach every generator: %s", transfer.version, transfer.verdict
+            )
+            drop_groups(groups)
+            self._agreed = (0, [])
+        transfer.finished.set()
+
+    def _carry_out(
+        self, transfer: _Transfer, staging: list[torch.Tensor], groups: dict[int, Backend]
+    ) -> str:
+        """Agree, send, and hear how it went; returns the verdict."""
+        board, number = self._board(), transfer.number
+        watch = Watch(
+            board,
+            what=f"sending version {transfer.version}",
+            timeout_s=self._timeout_s,
+            is_cancelled=transfer.cancelled.is_set,
+        )
+        watch.number = number
+        problem = ""
+        try:
+            if self._world.is_leader:
+                self._prepare(transfer, board, watch)
+            go = msgspec.json.decode(board.wait(f"go/{number}", watch), type=Go)
+            self._send(go, staging, groups, watch)
+        except (WeightSyncError, RuntimeError) as error:
+            problem = str(error)
+            board.put(f"failed/{number}", problem)
+        board.put(f"end/{number}/trainer rank {self._world.rank}", problem)
+        if self._world.is_leader:
+            senders = [f"trainer rank {rank}" for rank in range(self._world.size)]
+            participants = [*transfer.receivers, *senders]
+            verdict = judge(board, number, participants, watch)
+            clean_up(board, number - 2, participants)
+            return verdict
+        patience = Watch(
+            board,
+            what="the trainer's rank 0",
+            timeout_s=self._timeout_s + 2 * VERDICT_S,
+            is_cancelled=lambda: False,
+        )
+        return board.wait(f"verdict/{number}", patience)
+
+    def _prepare(self, transfer: _Transfer, board: Board, watch: Watch) -> None:
+        """Leader: wait until every member asks for this version, then give the word."""
+        requests: dict[str, Arrival] = {}
+        try:
+            while missing := [r for r in transfer.receivers if r not in requests]:
+                watch()
+                for receiver in missing:
+                    arrival = read_arrival(board, receiver)
+                    if arrival is not None and self._is_meant(arrival, transfer):
+                        requests[receiver] = arrival
+                time.sleep(POLL_S)
+        except WeightSyncError as error:
+            reason = f"{', '.join(missing)} did not come to fetch it ({error})"
+            board.put(f"failed/{transfer.number}", reason)
+            raise WeightSyncError(reason) from error
+        finally:  # those who came must hear of it either way
+            processes = [requests[r].process for r in transfer.receivers if r in requests]
+            if processes != self._agreed[1]:
+                self._agreed = (transfer.number, processes)
+            go = Go(
+                number=transfer.number,
+                checksum=transfer.checksum,
+                group=self._agreed[0],
+                receivers=transfer.receivers,
+            )
+            for receiver, arrival in requests.items():
+                self._served[receiver] = arrival.request
+                board.put(f"answer/{arrival.request}", go)
+        board.put(f"go/{transfer.number}", go)
+
+    def _is_meant(self, arrival: Arrival, transfer: _Transfer) -> bool:
+        wanted = (arrival.version, arrival.epoch) == (transfer.version, transfer.epoch)
+        return wanted and self._served.get(arrival.receiver) != arrival.request
+
+    def _send(
+        self,
+        go: Go,
+        staging: list[torch.Tensor],
+        groups: dict[int, Backend],
+        watch: Callable[[], None],
+    ) -> None:
+        if not self._mine:
+            return
+        rank = self._world.rank
+        if go.group != self._formed or rank not in groups:
+            drop_groups(groups)
+            self._formed = go.group
+            groups[rank] = make_group(
+                store_address=self.store_address,
+                name=f"group/{go.group}/{rank}",
+                rank=0,
+                size=1 + len(go.receivers),
+                device=self._device.type,
+                own_address=self._address,
+                timeout_s=min(self._timeout_s, MAX_OPERATION_S),
+            )
+        under_way: deque[Work] = deque()
+        for memory in staging:
+            watch()
+            under_way.append(broadcast(groups[rank], memory))
+            if len(under_way) == WINDOW:
+                finish_work(under_way.popleft(), watch)
+        while under_way:
+            finish_work(under_way.popleft(), watch)

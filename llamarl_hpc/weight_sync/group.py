@@ -1,0 +1,139 @@
+"""Process groups for weights: one per sending trainer rank, {that rank} and all generator ranks.
+
+They are plain gloo or NCCL groups beside the trainer's default group (which belongs to DeepSpeed),
+are never registered anywhere, and may be made and dropped at any time. A trainer rank so never
+receives what another one sends, and several send at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import (
+    Backend,
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    TCPStore,
+    Work,
+)
+
+from llamarl_hpc.weight_sync.background import run_in_background
+
+WINDOW = 4  # broadcasts of one rank that are under way at a time
+MAX_OPERATION_S = 60.0  # all have arrived by then, so a bucket that takes longer is a failure
+
+_POLL_S = 0.0005
+
+
+def current_device(kind: str) -> torch.device:
+    """ "cuda": the GPU that this process has chosen; "cpu"."""
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    )
+
+
+def use_device(device: torch.device) -> None:
+    """To be called in every new thread: a thread begins on the first GPU."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def serve_store(address: str, timeout_s: float) -> TCPStore:
+    """A key-value store that listens on a free port of this address only."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind((address, 0))
+    listener.listen(1024)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def connect_store(address: str, timeout_s: float) -> TCPStore:
+    """Another connection to the store at "host:port". A thread that waits in one blocks only it."""
+    host, _, port = address.rpartition(":")
+    return TCPStore(
+        host,
+        int(port),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def make_group(
+    *,
+    store_address: str,
+    name: str,
+    rank: int,
+    size: int,
+    device: str,
+    own_address: str,
+    timeout_s: float,
+) -> Backend:
+    """Join the group `name`; returns when all `size` members have. Rank 0 is the one that sends.
+
+    `timeout_s` bounds the meeting and every operation. `own_address`: where gloo listens.
+    """
+    store = PrefixStore(name, connect_store(store_address, timeout_s))
+    if device == "cuda":
+        return _nccl(store, rank, size, timeout_s)
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname=own_address)]
+    options._timeout = timedelta(seconds=timeout_s)
+    return ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl(store: PrefixStore, rank: int, size: int, timeout_s: float) -> Backend:
+    from torch._C._distributed_c10d import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    # NCCL's own watchdog would end the process; `finish_work` gives up first and aborts the group.
+    options._timeout = timedelta(seconds=10 * timeout_s)
+    group = ProcessGroupNCCL(store, rank, size, options)
+    group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+    return group
+
+
+def broadcast(group: Backend, tensor: torch.Tensor) -> Work:
+    """Begin to send (rank 0) or receive `tensor`."""
+    options = BroadcastOptions()
+    options.rootRank, options.rootTensor = 0, 0
+    work: Work = group.broadcast([tensor], options)  # type: ignore[attr-defined]
+    return work
+
+
+def finish_work(work: Work, check: Callable[[], None]) -> None:
+    """Wait for `work`; `check` is called meanwhile and raises when waiting has become pointless."""
+    while not work.is_completed():
+        check()
+        time.sleep(_POLL_S)
+    work.wait()
+
+
+def drop_groups(groups: dict[int, Backend]) -> None:
+    """Abort and free groups without waiting: what hangs in gloo ends only by its own timeout."""
+
+    doomed = list(groups.values())
+    groups.clear()
+
+    def drop() -> None:
+        while doomed:
+            group = doomed.pop()
+            with contextlib.suppress(RuntimeError):
+                group.abort()
+            del group  # gloo waits here for what hangs
+
+    if doomed:
+        run_in_background(drop, "drop-groups")
