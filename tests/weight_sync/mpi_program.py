@@ -1,0 +1,63 @@
+"""Run by test_sync_mpi.py under mpiexec. The first ranks are the trainer's world, each other rank
+is a generator replica of its own. Publishes three versions and compares every bit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from mpi4py import MPI
+from sync_setup import SPECS, ToySource, assert_holds, wait_staged, weights
+
+from llamarl_hpc.channels.messages import SyncMember
+from llamarl_hpc.config.schema import Config, WeightSyncConfig
+from llamarl_hpc.placement import World
+from llamarl_hpc.run_dir import RunDir
+from llamarl_hpc.weight_sync.checksum import version_checksum
+from llamarl_hpc.weight_sync.select import make_publisher, make_receiver
+
+
+def main(run_path: str, transport: str, num_trainers: int, sharded: bool) -> None:
+    everybody = MPI.COMM_WORLD
+    is_trainer = everybody.rank < num_trainers
+    comm = everybody.Split(0 if is_trainer else everybody.rank, everybody.rank)
+    world = World(rank=comm.rank, size=comm.size, comm=comm)
+    config = Config(weight_sync=WeightSyncConfig(transport=transport, timeout_s=60, bucket_mb=1))
+    run = RunDir(Path(run_path))
+    members = [
+        SyncMember(executor=f"generator.{number}", num_ranks=1)
+        for number in range(everybody.size - num_trainers)
+    ]
+    if is_trainer:
+        source = ToySource(comm.rank, comm.size, sharded=sharded)
+        publisher = make_publisher(run, config, world, source, "cpu")
+        address = publisher.store_address
+    address = everybody.bcast(address if is_trainer else None, root=0)
+    executor = f"generator.{everybody.rank - num_trainers}"
+    receiver = None if is_trainer else make_receiver(run, config, executor, world, "cpu", SPECS)
+    for version in (1, 2, 3):
+        expected = version_checksum(SPECS, weights(version))
+        if receiver is None:
+            source.tensors = weights(version)
+            assert publisher.publish(version, 1, members).checksum == expected
+        else:
+            receiver.start(version, 1, members, address)
+            staged = wait_staged(receiver, 60.0)
+            assert staged.checksum == expected
+            assert_holds(staged, version)
+            staged.release()
+    everybody.Barrier()
+    if receiver is None:
+        publisher.close()
+    else:
+        receiver.close()
+    everybody.Barrier()
+    if everybody.rank == 0:
+        print(f"ok {'network' if address else 'memory'}", flush=True)
+    MPI.Finalize()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "sharded")
