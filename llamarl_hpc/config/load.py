@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from pydantic import ValidationError
 
 from llamarl_hpc.config import fields
 from llamarl_hpc.config.checks import check
+from llamarl_hpc.config.mistakes import sentences
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
 
-_PackedPath = tuple[str | int, ...]
+_Place = tuple[str | int, ...]
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -62,9 +63,9 @@ def save_resolved(config: Config, path: Path | str) -> None:
 class _Source:
     """Values as written, and where each came from (for messages)."""
 
-    def __init__(self, path: Path, values: dict[str, Any], lines: dict[_PackedPath, int]) -> None:
+    def __init__(self, path: Path, values: dict[str, Any], lines: dict[_Place, int]) -> None:
         self.path, self.values, self.lines = path, values, lines
-        self.set_by: dict[_PackedPath, str] = {}
+        self.set_by: dict[_Place, str] = {}
 
     @classmethod
     def read(cls, path: Path) -> _Source:
@@ -88,7 +89,7 @@ class _Source:
         assert isinstance(values, dict)
         return cls(path, values, dict(_lines(tree, ())))  # type: ignore[arg-type]
 
-    def where(self, place: _PackedPath) -> str:
+    def where(self, place: _Place) -> str:
         """`file line 12` or `--set ...` for the value at `place` or the nearest one above it."""
         for end in range(len(place), 0, -1):
             if place[:end] in self.set_by:
@@ -120,9 +121,9 @@ def _siblings(path: Path) -> list[str]:
         return []
 
 
-def _lines(node: yaml.Node, place: _PackedPath) -> list[tuple[_PackedPath, int]]:
+def _lines(node: yaml.Node, place: _Place) -> list[tuple[_Place, int]]:
     """(place, line) of every key and list item below `node`; lines count from 1."""
-    found: list[tuple[_PackedPath, int]] = []
+    found: list[tuple[_Place, int]] = []
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*place, key.value)
@@ -141,7 +142,7 @@ def _kind(node: yaml.Node) -> str:
 # ------------------------------------------------------------------------------ overrides
 
 
-def _parse_override(text: str) -> tuple[_PackedPath, Any]:
+def _parse_override(text: str) -> tuple[_Place, Any]:
     name, equals, value = text.partition("=")
     parts = name.strip().split(".")
     if not equals or not all(parts):
@@ -150,7 +151,7 @@ def _parse_override(text: str) -> tuple[_PackedPath, Any]:
     return place, _typed(place, value)
 
 
-def _typed(place: _PackedPath, text: str) -> Any:
+def _typed(place: _Place, text: str) -> Any:
     """`text` as YAML, or as it stands where the key holds text: name=123, time=04:00:00."""
     key = fields.find(place)
     try:
@@ -164,7 +165,7 @@ def _typed(place: _PackedPath, text: str) -> Any:
     return text if wrong_type and fields.accepts(key.annotation, str) else value
 
 
-def _set(values: dict[str, Any], place: _PackedPath, value: Any, text: str) -> None:
+def _set(values: dict[str, Any], place: _Place, value: Any, text: str) -> None:
     """Put `value` at `place`, making blocks on the way; a list not yet written is the default's."""
     node: Any = values
     for depth, part in enumerate(place):
@@ -181,7 +182,7 @@ def _set(values: dict[str, Any], place: _PackedPath, value: Any, text: str) -> N
     _put(node, place[-1], value)
 
 
-def _expect(node: Any, part: str | int, here: _PackedPath, text: str) -> None:
+def _expect(node: Any, part: str | int, here: _Place, text: str) -> None:
     name = fields.dotted(here) or "the config"
     if isinstance(node, list):
         if not isinstance(part, int):
@@ -201,7 +202,7 @@ def _put(node: Any, part: str | int, value: Any) -> None:
         node[part] = value
 
 
-def _default_list(place: _PackedPath) -> Any:
+def _default_list(place: _Place) -> Any:
     key = fields.find(place)
     if key is None or not isinstance(key.default, list):
         return {}
@@ -232,90 +233,10 @@ def _validate(values: dict[str, Any], source: _Source) -> Config:
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        sentences = [_sentence(dict(item), values, source) for item in error.errors()]
-        raise ConfigError("\n".join(dict.fromkeys(sentences))) from None
+        raise ConfigError("\n".join(sentences(error, values, source.where))) from None
     config = _anchored(config)
     check(config)
     return config
-
-
-def _sentence(error: dict[str, Any], values: dict[str, Any], source: _Source) -> str:
-    """One pydantic error in words: where, which key, what was wanted, what was found."""
-    place = _place(error["loc"], values, missing=error["type"] == "missing")
-    where = source.where(place)
-    if error["type"] == "extra_forbidden":
-        return f"{where}: unknown key '{fields.dotted(place)}'; {_nearest(place)}"
-    if error["type"].startswith("union_tag"):
-        place = (*place, "kind")
-        kinds = " or ".join(v for v in _variants(place))
-        found = error["input"].get("kind") if isinstance(error["input"], Mapping) else None
-        return f"{where}: {fields.dotted(place)}: wanted {kinds}, found {_shown(found)}"
-    key = fields.find(place)
-    wanted = key.wanted if key is not None else str(error["msg"])
-    if error["type"] == "missing":
-        return f"{where}: {fields.dotted(place)} is missing; wanted {wanted}"
-    found = error["input"]
-    number = isinstance(found, int | float) and not isinstance(found, bool)
-    quotes = number and key is not None and fields.accepts(key.annotation, str)
-    hint = "; put it in quotes" if quotes else ""
-    return f"{where}: {fields.dotted(place)}: wanted {wanted}, found {_shown(found)}{hint}"
-
-
-def _place(loc: Sequence[str | int], values: Any, *, missing: bool) -> _PackedPath:
-    """Pydantic's location without the names of union members that it inserts."""
-    place: list[str | int] = []
-    node = values
-    for index, part in enumerate(loc):
-        if _has(node, part):
-            node = node[part]
-        elif not (missing and index == len(loc) - 1):
-            continue
-        place.append(part)
-    return tuple(place)
-
-
-def _has(node: Any, part: str | int) -> bool:
-    if isinstance(node, list):
-        return isinstance(part, int) and part < len(node)
-    return isinstance(node, Mapping) and part in node
-
-
-def _variants(place: _PackedPath) -> list[str]:
-    name = fields.find(place)
-    return [k.variant for k in fields.all_keys() if name is not None and k.name == name.name]
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Mapping):
-        return "a block of keys"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _nearest(place: _PackedPath) -> str:
-    """`did you mean '...'?`, or the keys there are, for a name that does not exist."""
-    leaf = str(place[-1])
-    parts = leaf.split(".")
-    if len(parts) > 1 and fields.find(parts) is not None:
-        return f"write it as a block: {': {'.join(parts)}: ...{'}' * (len(parts) - 1)}"
-    block = fields.find(place[:-1]) if len(place) > 1 else None
-    siblings = fields.keys_of(block.name if block else "")
-    beside = difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6)
-    if beside:
-        return f"did you mean '{fields.dotted((*place[:-1], beside[0]))}'?"
-    elsewhere = {key.leaf: key.name for key in reversed(fields.all_keys())}
-    near = difflib.get_close_matches(leaf, elsewhere, n=1, cutoff=0.85)
-    if near:
-        return f"did you mean '{elsewhere[near[0]]}'?"
-    part_of = [n for n in siblings if n in leaf.split("_") or leaf.startswith(n)]
-    if part_of:  # slurm_account, timeout_min: another tool's longer name
-        return f"did you mean '{fields.dotted((*place[:-1], part_of[0]))}'?"
-    what = f"'{fields.dotted(place[:-1])}'" if len(place) > 1 else "the config"
-    return f"{what} has {', '.join(siblings)}"
 
 
 # ------------------------------------------------------------------------------ small things
@@ -363,7 +284,7 @@ def _escaped(value: Any) -> Any:
     return value
 
 
-def _split(key: str) -> _PackedPath:
+def _split(key: str) -> _Place:
     """OmegaConf's `rewards[0].weight` as a place."""
     parts = re.findall(r"[^.\[\]]+", key)
     return tuple(int(part) if part.isdigit() else part for part in parts)

@@ -213,6 +213,12 @@ class TrainerConfig(Block):
         description="Compute a group's prompt once and let all its completions attend to it "
         "(same gradients, about `num_generations` times fewer prompt tokens).",
     )
+    skip_zero_advantage: bool = Field(
+        True,
+        description="Leave rollouts whose advantage is exactly 0 out of the forward and backward "
+        "pass. They still count in the loss's denominator, so gradients are the same; the metrics "
+        "of the log-probs are then over the other rollouts.",
+    )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass to save memory."
     )

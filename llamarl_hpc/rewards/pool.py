@@ -294,6 +294,18 @@ class RewardPool:
         )
 
 
+def check_rewards(config: Config) -> None:
+    """Raise ConfigError when a Python reward cannot be imported or is no reward function.
+
+    It is imported in a worker, as it will be in the run, and not here.
+    """
+    if any(reward.kind == "python" for reward in config.rewards):
+        limits = config.reward_pool.model_copy(update={"workers": 1})
+        pool = RewardPool(config.model_copy(update={"reward_pool": limits}))
+        pool.start()
+        pool.close()
+
+
 def _parts(number: int, *, one_by_one: bool) -> list[tuple[int, ...]]:
     everything = tuple(range(number))
     if one_by_one:

@@ -18,7 +18,7 @@ import pytest
 from llamarl_hpc.channels.messages import GroupScores, ScoreItem
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.rewards.pool import RewardPool
+from llamarl_hpc.rewards.pool import RewardPool, check_rewards
 from llamarl_hpc.types import Purpose
 
 SOURCE = '''
@@ -161,6 +161,19 @@ def test_a_reward_that_cannot_be_built_is_a_config_error_at_the_start(make_pool:
     with pytest.raises(ConfigError, match="has no 'no_such_function'"):
         pool.start()
     assert pool.worker_pids == []
+
+
+def test_rewards_can_be_checked_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "acts.py").write_text(SOURCE)
+
+    def config(function: str) -> Config:
+        return Config.model_validate({"rewards": [{"kind": "python", "function": function}]})
+
+    check_rewards(Config())
+    check_rewards(config(f"{tmp_path}/acts.py:act"))
+    with pytest.raises(ConfigError, match="has no 'atc'; it has act"):
+        check_rewards(config(f"{tmp_path}/acts.py:atc"))
+    assert "acts" not in sys.modules and psutil.Process().children() == []
 
 
 def test_collect_waits_no_longer_than_it_is_told(make_pool: MakePool) -> None:
