@@ -77,13 +77,12 @@ def _group(config: Config) -> Iterator[str]:
                 f"{config.generator.max_concurrency}, and a group is decoded at one time; raise "
                 "generator.max_concurrency"
             )
-    rollouts = group * config.rollout.prompts_per_step
-    ranks = config.resources.trainer.num_ranks
-    if rollouts < ranks:
+    prompts, ranks = config.rollout.prompts_per_step, config.resources.trainer.num_ranks
+    if prompts % ranks:
         yield (
-            f"a step has {rollouts} rollouts (rollout.prompts_per_step x num_generations) for "
-            f"{ranks} trainer ranks; raise rollout.prompts_per_step or lower "
-            "resources.trainer.ntasks_per_node"
+            f"rollout.prompts_per_step is {prompts}, which {ranks} trainer ranks "
+            "(resources.trainer.nodes x ntasks_per_node) cannot share evenly; set it to a "
+            f"multiple of {ranks}"
         )
 
 

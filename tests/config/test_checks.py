@@ -55,10 +55,10 @@ def test_the_defaults_with_data_are_consistent() -> None:
         ),
         (
             {
-                "rollout": {"num_generations": 2, "prompts_per_step": 1},
-                "resources": {"trainer": {"ntasks_per_node": 4}},
+                "rollout": {"prompts_per_step": 6},
+                "resources": {"trainer": {"nodes": 2, "ntasks_per_node": 2}},
             },
-            "a step has 2 rollouts (rollout.prompts_per_step x num_generations) for 4 trainer",
+            "rollout.prompts_per_step is 6, which 4 trainer ranks",
         ),
         (
             {"trainer": {"micro_batch_tokens": 383}},
@@ -120,6 +120,7 @@ def test_all_contradictions_are_told_at_once() -> None:
         {"trainer": {"max_steps": 5, "warmup_steps": 5}},
         {"evaluation": {"num_prompts": 0}},
         {"rollout": {"num_generations": 64}},
+        {"rollout": {"prompts_per_step": 4}, "resources": {"trainer": {"ntasks_per_node": 4}}},
     ],
 )
 def test_values_at_the_limit_are_allowed(blocks: dict[str, Any]) -> None:
