@@ -24,7 +24,11 @@ import numpy as np
 import torch
 
 from llamarl_hpc.batching.advantage import group_advantages
-from llamarl_hpc.batching.packing import micro_batches_of_rank, token_weights
+from llamarl_hpc.batching.packing import (
+    micro_batches_of_rank,
+    rollouts_with_gradient,
+    token_weights,
+)
 from llamarl_hpc.config.load import load_config
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.generation.native.engine import NativeEngine
@@ -165,9 +169,12 @@ def train_step(
         aggregation=config.algorithm.loss_aggregation,
         max_completion_length=config.rollout.max_completion_length,
     )
+    skips = config.trainer.skip_zero_advantage
+    needed_R = rollouts_with_gradient(batch, weights_N) if skips else None
     micro_batches = micro_batches_of_rank(
         batch,
         weights_N,
+        needed=needed_R,
         rank=0,
         num_ranks=1,
         micro_batch_tokens=config.trainer.micro_batch_tokens,

@@ -110,4 +110,3 @@ def make_train_batch(
 def split_by_rollout(flat: np.ndarray, batch: TrainBatch) -> list[np.ndarray]:
     """Cut a flat [N] array into one array per rollout, in the batch's order."""
     return np.split(flat, np.cumsum(batch.completion_lengths)[:-1])
-

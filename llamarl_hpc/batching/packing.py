@@ -74,10 +74,22 @@ def token_weights(
     return mask
 
 
+def rollouts_with_gradient(batch: TrainBatch, weights: Array) -> Array:
+    """bool [R]: rollouts that can move a parameter.
+
+    One whose advantage is exactly 0 (its group was constant) or whose tokens are all masked has
+    gradient 0, whatever its log-probs are: leaving it out changes nothing but the time.
+    """
+    ends = np.cumsum(batch.completion_lengths, dtype=np.int64)
+    trained = np.add.reduceat(np.abs(weights), ends - batch.completion_lengths) > 0.0
+    return np.asarray(trained & (batch.advantages != 0.0))
+
+
 def micro_batches_of_rank(
     batch: TrainBatch,
     weights: Array,
     *,
+    needed: Array | None = None,
     rank: int,
     num_ranks: int,
     micro_batch_tokens: int,
@@ -85,16 +97,17 @@ def micro_batches_of_rank(
 ) -> list[MicroBatch]:
     """The micro-batches of `rank`: as many as on every other rank, each completion token once.
 
+    With `needed` (bool [R]) the other rollouts are left out; then a rank may have only dummies.
     A micro-batch has at most `micro_batch_tokens` tokens, padding counted; a row that is longer
     than that is alone in its own.
     """
-    layout = _Layout(batch)
+    layout = _Layout(batch, needed)
     groups_of_rank = layout.assign_groups(num_ranks, share_prompt)
     plans = [
         _fill(layout.rows(groups, share_prompt, micro_batch_tokens), micro_batch_tokens)
         for groups in groups_of_rank
     ]
-    num_micro_batches = max(len(plan) for plan in plans)
+    num_micro_batches = max(1, *(len(plan) for plan in plans))
     mine = [layout.build(rows, weights) for rows in plans[rank]]
     return mine + [_dummy()] * (num_micro_batches - len(mine))
 
@@ -109,7 +122,7 @@ class _Row:
 class _Layout:
     """Where prompts and completions lie in the flat arrays of a batch."""
 
-    def __init__(self, batch: TrainBatch) -> None:
+    def __init__(self, batch: TrainBatch, needed: Array | None) -> None:
         self.batch = batch
         self.prompt_lengths = batch.prompt_lengths.astype(np.int64)
         self.lengths = batch.completion_lengths.astype(np.int64)
@@ -119,7 +132,8 @@ class _Layout:
         assert int(self.lengths.sum()) == len(batch.completion_ids) == len(batch.logprobs)
         self.members: list[list[int]] = [[] for _ in self.prompt_lengths]
         for rollout, group in enumerate(batch.group_index.tolist()):
-            self.members[group].append(rollout)
+            if needed is None or needed[rollout]:
+                self.members[group].append(rollout)
 
     def assign_groups(self, num_ranks: int, share_prompt: bool) -> list[list[int]]:
         """Groups of each rank: the longest first, each to the rank with the fewest tokens."""

@@ -31,7 +31,7 @@ def evaluate(
     from rich.console import Console
     from rich.table import Table
 
-    from llamarl_hpc.cli.summary import wilson_interval
+    from analysis.statistics import wilson_interval
     from llamarl_hpc.config.load import load_config
     from llamarl_hpc.launch.evaluate import evaluate_model
     from llamarl_hpc.storage.atomic import write_json

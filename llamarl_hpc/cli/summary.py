@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from analysis.statistics import wilson_interval
 from llamarl_hpc.run_dir import RunDir
-
-_Z95 = 1.959964  # two-sided 95 % quantile of the normal distribution
-
-
-def wilson_interval(correct: float, total: int) -> tuple[float, float]:
-    """95 % confidence interval of a proportion (Wilson score)."""
-    if total == 0:
-        return 0.0, 1.0
-    share, z2 = correct / total, _Z95**2
-    centre = (share + z2 / (2 * total)) / (1 + z2 / total)
-    half = _Z95 * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2)) / (1 + z2 / total)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def read_lines(run: RunDir) -> list[dict[str, Any]]:

@@ -25,7 +25,6 @@ from typing import TypeVar
 
 from llamarl_hpc.batching.buffer import (
     ScoredGroup,
-    advantages_of,
     make_train_batch,
     split_by_rollout,
 )
@@ -65,7 +64,7 @@ from llamarl_hpc.prompts.cursor import PromptCursor
 from llamarl_hpc.prompts.dataset import PromptSet
 from llamarl_hpc.storage.checkpoint import CheckpointStore
 from llamarl_hpc.storage.rollout_store import RolloutWriter
-from llamarl_hpc.types import Array, Purpose, Status
+from llamarl_hpc.types import Array, Purpose, Status, TrainBatch
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", Trained, CheckpointSaved)
@@ -254,8 +253,7 @@ class Controller:
         if self.weights.is_due(self.state.policy_version):
             await self.weights.publish(self.state.policy_version)
         await self.flow.pump()
-        logprobs = split_by_rollout(trained.logprobs, batch)
-        self._store_trained(groups, step, trainer_version, logprobs)
+        self._store_trained(groups, batch, trainer_version, trained.logprobs)
         metrics = {
             **trained.metrics,
             **batch_metrics(groups, trainer_version=trainer_version),
@@ -267,30 +265,34 @@ class Controller:
     def _store_trained(
         self,
         groups: list[ScoredGroup],
-        step: int,
+        batch: TrainBatch,
         trainer_version: int,
-        logprobs: list[Array],
+        logprobs: Array,
     ) -> None:
+        """Rows of a consumed batch, with what the trainer saw of each token."""
+        logprobs_R = split_by_rollout(logprobs, batch)
+        mask_R = split_by_rollout(batch.loss_mask, batch)
         start = 0
         for group in groups:
-            end = start + len(group.completions)
+            rows = slice(start, start + len(group.completions))
             self.parts.writer.append(
                 record_of(
                     group,
                     purpose=Purpose.TRAIN,
                     status=Status.TRAINED,
                     attempt=self.attempt,
-                    temperature=self.config.rollout.temperature,
-                    step=step,
+                    temperature=batch.temperature,
+                    step=batch.step,
                     staleness=staleness(
                         trainer_version=trainer_version, version_min=group.version_min
                     ),
-                    advantage=advantages_of(group, self.config.algorithm.advantage).tolist(),
-                    logprobs_trainer=logprobs[start:end],
+                    advantage=batch.advantages[rows].tolist(),
+                    logprobs_trainer=logprobs_R[rows],
+                    loss_mask=mask_R[rows],
                 )
             )
-            start = end
-        self.flow.forget_issues_below((step + 1) * self.config.rollout.prompts_per_step)
+            start = rows.stop
+        self.flow.forget_issues_below((batch.step + 1) * self.config.rollout.prompts_per_step)
 
     def _timings(self, groups: list[ScoredGroup], waited_s: float) -> dict[str, float]:
         """Where the time since the last step went, per executor."""

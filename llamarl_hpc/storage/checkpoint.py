@@ -165,6 +165,22 @@ class CheckpointStore:
             )
         return None
 
+    def find(self, step: int | None = None) -> Checkpoint:
+        """The checkpoint of `step`, or the newest. Raises ConfigError when it is not there."""
+        if step is None:
+            found = self.latest()
+            if found is None:
+                raise ConfigError(f"{self._folder} holds no checkpoint yet; wait for the first one")
+            return found
+        steps = dict(self._candidates())
+        if step not in steps:
+            known = ", ".join(str(number) for number in sorted(steps)) or "none"
+            raise ConfigError(f"there is no checkpoint of step {step}; there are: {known}")
+        reason = _flaw(steps[step], hashes=True)
+        if reason is not None:
+            raise StoreError(f"the checkpoint of step {step} is damaged: {reason}")
+        return Checkpoint(step=step, path=steps[step], state=_read_json(steps[step] / STATE))
+
     def _unfinished(self) -> list[tuple[int, str]]:
         found = []
         for path in sorted(self._folder.glob("step_*.tmp")):

@@ -20,7 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llamarl_hpc.batching.packing import MicroBatch, micro_batches_of_rank, token_weights
+from llamarl_hpc.batching.packing import (
+    MicroBatch,
+    micro_batches_of_rank,
+    rollouts_with_gradient,
+    token_weights,
+)
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError, LlamarlError, StoreError
 from llamarl_hpc.placement import World
@@ -41,7 +46,8 @@ class TrainResult:
     """What came of a batch. On ranks other than the leader both fields are empty."""
 
     metrics: dict[str, float] = field(default_factory=dict)
-    logprobs: Array = field(default_factory=lambda: np.zeros(0, dtype=np.float32))  # float32 [N]
+    # float32 [N]; nan where a rollout was left out (trainer.skip_zero_advantage)
+    logprobs: Array = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
 
 class TrainerEngine:
@@ -85,9 +91,12 @@ class TrainerEngine:
             aggregation=self._aggregation,
             max_completion_length=self._max_completion_length,
         )
+        skips = self._trainer.skip_zero_advantage
+        needed = rollouts_with_gradient(batch, weights) if skips else None
         micro_batches = micro_batches_of_rank(
             batch,
             weights,
+            needed=needed,
             rank=self._world.rank,
             num_ranks=self._world.size,
             micro_batch_tokens=self._trainer.micro_batch_tokens,
@@ -169,8 +178,8 @@ class TrainerEngine:
         sums = shares[0].sums
         for other in shares[1:]:
             sums = sums + other.sums
-        logprobs = np.empty(len(batch.completion_ids), dtype=np.float32)
-        assert sum(len(part.flat_index) for part in shares) == len(logprobs), "each token once"
+        logprobs = np.full(len(batch.completion_ids), np.nan, dtype=np.float32)
+        num_computed = sum(len(part.flat_index) for part in shares)
         for part in shares:
             logprobs[part.flat_index] = part.logprobs
         num_tokens = sum(part.num_tokens for part in shares)
@@ -179,6 +188,7 @@ class TrainerEngine:
             **sums.metrics(),
             **step_metrics,
             "tokens/computed": float(num_tokens),
+            "tokens/skipped_ratio": 1.0 - num_computed / len(logprobs),
             "tokens/padded": float(sum(part.num_padded for part in shares)),
             "time/train": seconds,
             "perf/tokens_per_second": num_tokens / seconds,

@@ -7,7 +7,12 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from llamarl_hpc.batching.packing import MicroBatch, micro_batches_of_rank, token_weights
+from llamarl_hpc.batching.packing import (
+    MicroBatch,
+    micro_batches_of_rank,
+    rollouts_with_gradient,
+    token_weights,
+)
 from llamarl_hpc.types import TrainBatch
 
 
@@ -174,3 +179,36 @@ def test_a_batch_that_is_masked_throughout_has_no_weight() -> None:
     batch = make_batch([[1]], [(0, [2, 3])], masked=(0,))
     weights = token_weights(batch, aggregation="token-mean", max_completion_length=16)
     assert weights.tolist() == [0.0, 0.0]
+
+
+def test_rollouts_without_gradient_are_left_out_but_stay_in_the_denominator() -> None:
+    batch = make_batch([[7, 8], [9]], [(0, [1, 2]), (0, [3]), (1, [4]), (1, [5, 6])], masked=(3,))
+    weights = token_weights(batch, aggregation="token-mean", max_completion_length=16)
+    needed = rollouts_with_gradient(batch, weights)
+    assert needed.tolist() == [False, True, True, False]  # advantage 0; and masked
+    (micro_batch,) = micro_batches_of_rank(
+        batch,
+        weights,
+        needed=needed,
+        rank=0,
+        num_ranks=1,
+        micro_batch_tokens=64,
+        share_prompt=True,
+    )
+    assert sorted(micro_batch.flat_index.tolist()) == [2, 3]
+    assert micro_batch.weights.tolist() == [1 / 4] * 2  # four tokens are trained or have no signal
+
+
+def test_a_batch_without_any_gradient_is_one_dummy_on_every_rank() -> None:
+    batch = make_batch([[7]], [(0, [1]), (0, [2])])
+    for rank in range(2):
+        (micro_batch,) = micro_batches_of_rank(
+            batch,
+            np.ones(2),
+            needed=np.zeros(2, dtype=bool),
+            rank=rank,
+            num_ranks=2,
+            micro_batch_tokens=64,
+            share_prompt=True,
+        )
+        assert micro_batch.num_tokens == 0 and micro_batch.weights.tolist() == [0.0]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -99,6 +100,26 @@ def test_log_probs_come_back_in_the_order_of_the_batch(world: World, model_folde
     assert together.dtype == np.float32 and together.shape == batch.completion_ids.shape
     np.testing.assert_allclose(apart.logprobs, together, atol=2e-5)
     assert apart.metrics["micro_batches"] == 24
+
+
+def test_leaving_out_rollouts_without_signal_changes_no_update(
+    world: World, model_folder: Path
+) -> None:
+    batches = []
+    for step in range(3):
+        batch = random_batch(seed=step, step=step)
+        advantages = np.where(batch.group_index % 2 == 0, 0.0, batch.advantages)
+        batches.append(msgspec.structs.replace(batch, advantages=advantages.astype(np.float32)))
+    every = engine_of(world, model_folder, skip_zero_advantage=False)
+    some = engine_of(world, model_folder, skip_zero_advantage=True)
+    for batch in batches:
+        whole, part = every.train_step(batch), some.train_step(batch)
+        assert part.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=2e-5)
+        assert part.metrics["grad_norm"] == pytest.approx(whole.metrics["grad_norm"], rel=2e-5)
+        left_out = np.repeat(batch.advantages == 0.0, batch.completion_lengths)
+        assert np.isnan(part.logprobs).tolist() == left_out.tolist()
+        assert part.metrics["tokens/skipped_ratio"] == pytest.approx(left_out.mean())
+    assert some.policy_version == every.policy_version == 3
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
