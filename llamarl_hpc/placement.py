@@ -9,10 +9,12 @@ Slurm opened with SLURM_NTASKS=8.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from llamarl_hpc.config.schema import Config, ResourceConfig
@@ -134,6 +136,18 @@ def detect() -> World:
         local_size=node.size,
         comm=comm,
     )
+
+
+def lower_priority(nice: int) -> None:
+    """Let others have the cores first. Linux may weigh whole sessions instead of processes, and
+    every job step is a session of its own, so the session is told as well."""
+    if nice == 0:
+        return
+    os.nice(nice)
+    session = Path("/proc/self/autogroup")
+    if session.exists():
+        with contextlib.suppress(OSError):  # a container may forbid it
+            session.write_text(f"{nice}")
 
 
 def interface_address(interface: str | None = None) -> str:

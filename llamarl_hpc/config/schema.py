@@ -257,6 +257,11 @@ class GeneratorConfig(Block):
     prefill_tokens: PositiveInt = Field(
         2048, description="Prompt tokens computed in one step at most."
     )
+    nice: Annotated[int, Field(ge=0, le=19)] = Field(
+        0,
+        description="How far the replicas step back when cores are short (as `nice` does): on a "
+        "laptop they then fill what the trainer leaves instead of slowing it down.",
+    )
 
 
 class WeightSyncConfig(Block):

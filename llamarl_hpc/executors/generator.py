@@ -38,7 +38,9 @@ class GeneratorExecutor:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.engine = self._make_engine()
-        self.receiver = make_receiver(context.run, context.config, context.world, context.device)
+        self.receiver = make_receiver(
+            context.run, context.config, context.name, context.world, context.device
+        )
         self.in_flight = context.config.algorithm.in_flight_weight_updates
         self.request: ReceiveWeights | None = None  # weights under way
         self.requested_at = 0.0
