@@ -447,6 +447,8 @@ class Controller:
                 waited = self.flow.oldest_request_s(name)
                 if waited > limit:
                     self.fleet.fail(name, f"left a request unanswered for {waited:.0f} s")
+            for name in self.weights.late(limit):
+                self.fleet.fail(name, f"did not take new weights within {limit:.0f} s")
 
     async def _show(self) -> None:
         while True:

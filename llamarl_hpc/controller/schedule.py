@@ -2,7 +2,9 @@
 
 A replica is eligible for a ticket when its weights are new enough for the staleness bound and it
 has room. Tickets go out in order, to the least loaded eligible replica; a ticket that came back
-(its replica died) goes out before new ones because it is the one a batch waits for.
+(its replica died) goes out before new ones because it is the one a batch waits for. While some
+replicas are still switching to new weights, the ones that were quicker take no more than their
+share of a step, or they would do the work of all.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ class Replica:
 
     name: str
     version: int = -1  # of the weights it acknowledged; -1: none yet
+    switching: bool = False  # newer weights are on their way to it
     ready: bool = False  # said hello, not known to be dead
     sequences: int = 0  # completions outstanding there
 
@@ -73,11 +76,20 @@ class Schedule:
         version = oldest_version_allowed(
             ticket, prompts_per_step=self.prompts_per_step, max_staleness=self.max_staleness
         )
+        room = self._room()
         eligible = [
             r
             for r in self.replicas.values()
             if r.ready
             and r.version + self.skipped_steps >= version
-            and r.sequences + self.num_generations <= self.max_outstanding
+            and r.sequences + self.num_generations <= room
         ]
         return min(eligible, key=lambda r: (r.sequences, r.name), default=None)
+
+    def _room(self) -> int:
+        """Completions that any one replica may hold now."""
+        ready = [r for r in self.replicas.values() if r.ready]
+        if not any(r.switching for r in ready):
+            return self.max_outstanding
+        share = -(-self.prompts_per_step // len(ready))  # rounded up
+        return min(self.max_outstanding, share * self.num_generations)

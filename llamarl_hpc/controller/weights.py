@@ -40,14 +40,17 @@ class WeightFlow:
         self.last_seconds = 0.0  # from the last request until the last replica had switched
         self.last_blocking_seconds = 0.0  # for which the trainer was kept, last time
         self._members: tuple[str, ...] = ()
-        self._pending: set[str] = set()  # asked, not switched yet
         self._published: WeightsPublished | None = None
         self._checksums: dict[str, str] = {}  # what the replicas of this sync found
         self._started = 0.0
 
     def is_due(self, version: int) -> bool:
         """The trainer, idle at `version`, should publish now."""
-        return bool(not self._pending and self._behind(version) and not self.is_held())
+        return bool(not self._switching() and self._behind(version) and not self.is_held())
+
+    def _switching(self) -> list[str]:
+        """Replicas that were asked and have not switched yet."""
+        return sorted(r.name for r in self.replicas.values() if r.switching)
 
     def _behind(self, version: int) -> list[str]:
         return sorted(r.name for r in self.replicas.values() if r.ready and r.version < version)
@@ -58,7 +61,9 @@ class WeightFlow:
         members = tuple(self._behind(version))
         if members != self._members:
             self.epoch, self._members = self.epoch + 1, members
-        self._pending, self._published, self._checksums = set(members), None, {}
+        for name in members:
+            self.replicas[name].switching = True
+        self._published, self._checksums = None, {}
         self._started = time.monotonic()
         ranks = self.config.resources.generator.num_ranks
         group = [SyncMember(executor=name, num_ranks=ranks) for name in members]
@@ -84,6 +89,10 @@ class WeightFlow:
                 "(weight_sync.timeout_s)",
             )
 
+    def late(self, limit_s: float) -> list[str]:
+        """Replicas that were asked more than `limit_s` seconds ago and have not switched."""
+        return self._switching() if time.monotonic() - self._started > limit_s else []
+
     def on_published(self, message: WeightsPublished) -> None:
         self._published = message
         self.last_blocking_seconds = message.seconds
@@ -93,11 +102,11 @@ class WeightFlow:
     def on_received(self, replica: str, message: WeightsReceived) -> None:
         """A replica switched."""
         self.replicas[replica].version = message.version
-        if replica in self._pending:
-            self._pending.discard(replica)
+        if self.replicas[replica].switching:
+            self.replicas[replica].switching = False
             self._checksums[replica] = message.checksum
             self._compare_checksums()
-        if not self._pending:
+        if not self._switching():
             self.last_seconds = time.monotonic() - self._started
         self.bell.ring()
 
@@ -113,19 +122,5 @@ class WeightFlow:
                 )
 
     def on_lost(self, replica: str) -> None:
-        self._pending.discard(replica)
+        self.replicas[replica].switching = False
         self._members = ()  # the next group is formed anew
-
-    async def until_everyone_holds(self, version: int) -> None:
-        """Wait until no live replica is behind or under way, with the sync's deadline."""
-        limit = self.config.weight_sync.timeout_s
-
-        def done() -> bool:
-            return not self._pending and not self._behind(version)
-
-        if not await self.bell.until(done, timeout_s=limit):
-            late = sorted(self._pending | set(self._behind(version)))
-            raise WeightSyncError(
-                f"{', '.join(late)} did not take version {version} within {limit:.0f} s "
-                "(weight_sync.timeout_s)"
-            )

@@ -24,6 +24,7 @@ class RewardExecutor:
         self.outstanding = 0  # groups in the pool
 
     def run(self) -> None:
+        self.pool.start()
         self.context.say_hello()
         try:
             while self._take_messages():

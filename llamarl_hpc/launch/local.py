@@ -30,6 +30,7 @@ from llamarl_hpc.launch.provenance import describe_software
 from llamarl_hpc.launch.steps import MpiExec, MpiStepLauncher
 from llamarl_hpc.models.load import context_length, resolve_model
 from llamarl_hpc.prompts.dataset import PromptSets, load_prompts
+from llamarl_hpc.rewards.pool import check_rewards
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
 
@@ -68,6 +69,7 @@ class Prepared:
 def prepare(config: Config) -> Prepared:
     """Check what the config names. Raises ConfigError; makes nothing but the model cache."""
     mpiexec = MpiExec.find()
+    check_rewards(config)
     model_folder = resolve_model(config.model.path)
     check_model(config, context_length(model_folder))
     return Prepared(

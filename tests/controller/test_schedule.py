@@ -73,3 +73,13 @@ def test_skipped_updates_do_not_starve_the_trainer() -> None:
     # Two batches made no optimizer step: the version stays at 0 while step 2 waits for its batch.
     plan = schedule(next_ticket=8, max_staleness=0, skipped_steps=2)
     assert [ticket for _, ticket in plan.assign()] == [8, 9, 10, 11]
+
+
+def test_the_first_replica_with_new_weights_leaves_the_others_their_share() -> None:
+    plan = schedule(next_ticket=8)
+    quick, slow = plan.replicas["generator.0"], plan.replicas["generator.1"]
+    quick.version, slow.switching = 1, True
+    assert plan.assign() == [("generator.0", 8), ("generator.0", 9)]  # 2 of 4, not all
+    assert plan.assign() == []
+    slow.version, slow.switching = 1, False
+    assert plan.assign() == [("generator.1", 10), ("generator.1", 11)]
