@@ -26,9 +26,7 @@ from typing import TypeVar
 from llamarl_hpc.batching.buffer import (
     ScoredGroup,
     make_train_batch,
-    split_by_rollout,
 )
-from llamarl_hpc.batching.staleness import staleness
 from llamarl_hpc.channels.base import ControllerEnd
 from llamarl_hpc.channels.messages import (
     CheckpointSaved,
@@ -45,14 +43,13 @@ from llamarl_hpc.channels.messages import (
 )
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
+from llamarl_hpc.controller.books import Books
 from llamarl_hpc.controller.evaluation import HeldOut
 from llamarl_hpc.controller.fleet import Fleet, Member
-from llamarl_hpc.controller.records import record_of
 from llamarl_hpc.controller.rollouts import RolloutFlow
 from llamarl_hpc.controller.schedule import Replica, Schedule
 from llamarl_hpc.controller.snapshot import take_snapshot
 from llamarl_hpc.controller.state import RunState
-from llamarl_hpc.controller.step_metrics import batch_metrics
 from llamarl_hpc.controller.supervisor import Supervisor
 from llamarl_hpc.controller.weights import WeightFlow
 from llamarl_hpc.errors import ChannelError, ExecutorFailed, LlamarlError, StoppedBySignal
@@ -64,7 +61,6 @@ from llamarl_hpc.prompts.cursor import PromptCursor
 from llamarl_hpc.prompts.dataset import PromptSet
 from llamarl_hpc.storage.checkpoint import CheckpointStore
 from llamarl_hpc.storage.rollout_store import RolloutWriter
-from llamarl_hpc.types import Array, Purpose, Status, TrainBatch
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", Trained, CheckpointSaved)
@@ -110,6 +106,7 @@ class Controller:
             store=parts.writer.append,
             attempt=attempt,
         )
+        self.books = Books(config, attempt, store=parts.writer.append, metrics=parts.metrics)
         self.weights = WeightFlow(config, self.fleet, self.bell, replicas)
         self.weights.is_held = lambda: self.heldout.holds_back(self.state.policy_version)
         self.started = time.monotonic()
@@ -118,6 +115,7 @@ class Controller:
         self._answer: ToController | None = None  # the trainer's
         self._last_checkpoint = state.step if state.resumed else -1
         self._step_end = time.monotonic()
+        self._flushing: asyncio.Task[None] | None = None
         self._main: asyncio.Task[None] | None = None
 
     def _make_schedule(self, replicas: dict[str, Replica]) -> Schedule:
@@ -167,9 +165,12 @@ class Controller:
         finally:
             await self._leave(reason)
         if self.stop_reason:
+            kept = (
+                "with a checkpoint" if self._last_checkpoint == self.state.step else "at the start"
+            )
             raise StoppedBySignal(
                 f"stopped by {self.stop_reason} after step {self.state.step} of "
-                f"{self.config.trainer.max_steps}, with a checkpoint"
+                f"{self.config.trainer.max_steps}, {kept}"
             )
 
     async def _leave(self, reason: str) -> None:
@@ -194,7 +195,7 @@ class Controller:
             self._main.cancel()
         self.stop_reason = self.stop_reason or reason
         self.phase = "stop after this step"
-        self.parts.progress.note(f"{reason}: stopping after this step, with a checkpoint")
+        self.parts.progress.note(f"{reason}: stopping after this step")
         self.bell.ring()
 
     # ------------------------------------------------------------------ training
@@ -253,46 +254,15 @@ class Controller:
         if self.weights.is_due(self.state.policy_version):
             await self.weights.publish(self.state.policy_version)
         await self.flow.pump()
-        self._store_trained(groups, batch, trainer_version, trained.logprobs)
-        metrics = {
-            **trained.metrics,
-            **batch_metrics(groups, trainer_version=trainer_version),
-            **self._timings(groups, waited_s),
-        }
-        self._check_bound(metrics["staleness/max"])
-        self._log_step(step, metrics)
-
-    def _store_trained(
-        self,
-        groups: list[ScoredGroup],
-        batch: TrainBatch,
-        trainer_version: int,
-        logprobs: Array,
-    ) -> None:
-        """Rows of a consumed batch, with what the trainer saw of each token."""
-        logprobs_R = split_by_rollout(logprobs, batch)
-        mask_R = split_by_rollout(batch.loss_mask, batch)
-        start = 0
-        for group in groups:
-            rows = slice(start, start + len(group.completions))
-            self.parts.writer.append(
-                record_of(
-                    group,
-                    purpose=Purpose.TRAIN,
-                    status=Status.TRAINED,
-                    attempt=self.attempt,
-                    temperature=batch.temperature,
-                    step=batch.step,
-                    staleness=staleness(
-                        trainer_version=trainer_version, version_min=group.version_min
-                    ),
-                    advantage=batch.advantages[rows].tolist(),
-                    logprobs_trainer=logprobs_R[rows],
-                    loss_mask=mask_R[rows],
-                )
-            )
-            start = rows.stop
-        self.flow.forget_issues_below((batch.step + 1) * self.config.rollout.prompts_per_step)
+        self.books.trained(groups, batch, trained, trainer_version=trainer_version)
+        self.flow.forget_issues_below((step + 1) * rollout.prompts_per_step)
+        self.last_metrics = self.books.step(
+            groups,
+            trained,
+            trainer_version=trainer_version,
+            timings=self._timings(groups, waited_s),
+        )
+        self.parts.progress.step(take_snapshot(self))
 
     def _timings(self, groups: list[ScoredGroup], waited_s: float) -> dict[str, float]:
         """Where the time since the last step went, per executor."""
@@ -314,15 +284,6 @@ class Controller:
             "idle_ratio/reward": max(0.0, 1.0 - busy["reward"] / step_s),
             "buffer/groups": float(len(self.flow.buffer)),
         }
-
-    def _check_bound(self, staleness_max: float) -> None:
-        bound = self.config.algorithm.max_staleness
-        assert staleness_max <= bound, f"staleness {staleness_max} exceeds the bound {bound}"
-
-    def _log_step(self, step: int, metrics: dict[str, float]) -> None:
-        self.last_metrics = metrics
-        self.parts.metrics.step(step, policy_version=self.state.policy_version, metrics=metrics)
-        self.parts.progress.step(take_snapshot(self))
 
     async def _ask_trainer(self, message: ToExecutor, kind: type[Answer]) -> Answer:
         """Send a command and wait for its answer, with a deadline that names the trainer."""
@@ -349,9 +310,16 @@ class Controller:
         if trainer.save_steps and step % trainer.save_steps == 0 and not is_last:
             await self._checkpoint()
         else:
-            await asyncio.to_thread(self.parts.writer.flush, _FLUSH_TIMEOUT_S)
+            await self._flush_beside()
         if trainer.eval_steps and step % trainer.eval_steps == 0 and not is_last:
             self._begin_evaluation()
+
+    async def _flush_beside(self) -> None:
+        """Make the step's rows durable while the next step runs; an error shows a step later."""
+        if self._flushing is not None:
+            await self._flushing
+        flush = asyncio.to_thread(self.parts.writer.flush, _FLUSH_TIMEOUT_S)
+        self._flushing = asyncio.create_task(flush)
 
     async def _checkpoint(self) -> None:
         """Trainer state and controller state of one moment, complete or not at all."""
