@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -63,7 +64,8 @@ def _accuracy(line: dict[str, Any]) -> float:
 def _where(run: RunDir, steps: list[dict[str, Any]]) -> Table:
     table = Table.grid(padding=(0, 2))
     newest = max(run.checkpoints.glob("step_*/COMPLETE"), default=None)
-    table.add_row("steps", f"{steps[-1]['step'] + 1}, {steps[-1].get('time/step', 0.0):.1f} s each")
+    seconds = median(line.get("time/step", 0.0) for line in steps)
+    table.add_row("steps", f"{steps[-1]['step'] + 1}, {seconds:.1f} s each (median)")
     table.add_row("run folder", str(run.path))
     table.add_row("rollouts", f"{run.rollouts}  (llamarl-hpc rollouts show {run.path})")
     table.add_row("metrics", str(run.metrics))
