@@ -18,7 +18,7 @@ from llamarl_hpc.channels.messages import Heartbeat, Hello, Stop, ToController, 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
 from llamarl_hpc.controller.supervisor import StepExit, Supervisor
-from llamarl_hpc.errors import ChannelError, ConfigError, ExecutorFailed
+from llamarl_hpc.errors import ChannelError, ConfigError, ExecutorFailed, LlamarlError
 from llamarl_hpc.placement import executor_names, role_of
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class Member:
     activity: str = "starting"
     restarts: int = 0
     lost: bool = False  # died more often than allowed; the run goes on without it
+    fault: str = ""  # why we killed its current instance
 
 
 class Fleet:
@@ -98,7 +99,7 @@ class Fleet:
 
     async def _handle_exit(self, end: StepExit) -> None:
         member = self.members[end.executor]
-        error = self.supervisor.diagnose(end)
+        error = self._diagnose(member, end)
         if isinstance(error, ConfigError) or role_of(member.name) == "trainer":
             raise error
         reason = f"{member.name} lost: {str(error).splitlines()[0]}"
@@ -112,6 +113,14 @@ class Fleet:
             log.warning("%s; starting it again (%d)", reason, member.restarts)
             await self._start(member.name)
         self.bell.ring()
+
+    def _diagnose(self, member: Member, end: StepExit) -> LlamarlError:
+        """What ended it: its own account, unless we killed it for a reason of ours."""
+        error = self.supervisor.diagnose(end)
+        if member.fault and isinstance(error, ExecutorFailed):
+            reason, member.fault = f"killed: {member.fault}", ""
+            return ExecutorFailed(error.executor, error.rank, error.host, reason, error.detail)
+        return error
 
     def _give_up(self, member: Member, error: Exception) -> None:
         """Go on without a replica as long as another one lives; nothing else can be spared."""
@@ -139,7 +148,7 @@ class Fleet:
 
     def _kill(self, member: Member, reason: str) -> None:
         log.error("%s on %s is killed: %s", member.name, member.host, reason)
-        member.ready = False
+        member.ready, member.fault = False, reason
         self.supervisor.kill(member.name)
 
     def fail(self, executor: str, reason: str) -> None:
@@ -153,5 +162,8 @@ class Fleet:
     async def stop(self, reason: str, grace_s: float = 10.0) -> None:
         """Ask everybody to leave, then make sure that they have left."""
         for member in self.members.values():
-            await self.send(member.name, Stop(reason=reason))
+            if member.ready:
+                await self.send(member.name, Stop(reason=reason))
+            else:  # it is starting, and listens to nobody yet
+                self.supervisor.kill(member.name)
         await self.supervisor.stop_all(grace_s)

@@ -54,7 +54,7 @@ from llamarl_hpc.controller.supervisor import Supervisor
 from llamarl_hpc.controller.weights import WeightFlow
 from llamarl_hpc.errors import ChannelError, ExecutorFailed, LlamarlError, StoppedBySignal
 from llamarl_hpc.observability.metrics_log import MetricsLog
-from llamarl_hpc.observability.progress import Progress
+from llamarl_hpc.observability.progress import Progress, Snapshot
 from llamarl_hpc.observability.trace import Tracer
 from llamarl_hpc.placement import executor_names, role_of
 from llamarl_hpc.prompts.cursor import PromptCursor
@@ -262,7 +262,7 @@ class Controller:
             trainer_version=trainer_version,
             timings=self._timings(groups, waited_s),
         )
-        self.parts.progress.step(take_snapshot(self))
+        self.parts.progress.step(self._snapshot())
 
     def _timings(self, groups: list[ScoredGroup], waited_s: float) -> dict[str, float]:
         """Where the time since the last step went, per executor."""
@@ -418,9 +418,20 @@ class Controller:
             for name in self.weights.late(limit):
                 self.fleet.fail(name, f"did not take new weights within {limit:.0f} s")
 
+    def _snapshot(self) -> Snapshot:
+        return take_snapshot(
+            self.config,
+            self.state,
+            self.fleet,
+            self.flow,
+            phase=self.phase,
+            elapsed_s=self.state.elapsed_s + time.monotonic() - self.started,
+            metrics=self.last_metrics,
+        )
+
     async def _show(self) -> None:
         while True:
-            self.parts.progress.refresh(take_snapshot(self))
+            self.parts.progress.refresh(self._snapshot())
             await asyncio.sleep(0.5)
 
 

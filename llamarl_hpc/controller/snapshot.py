@@ -1,40 +1,46 @@
-"""What the display shows, read off the controller."""
+"""What the display shows, read off the parts of the controller."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
-
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.fleet import Fleet, Member
+from llamarl_hpc.controller.rollouts import RolloutFlow
+from llamarl_hpc.controller.state import RunState
 from llamarl_hpc.observability.progress import ExecutorLine, Snapshot
 
-if TYPE_CHECKING:
-    from llamarl_hpc.controller.loop import Controller
 
-
-def take_snapshot(controller: Controller) -> Snapshot:
+def take_snapshot(
+    config: Config,
+    state: RunState,
+    fleet: Fleet,
+    flow: RolloutFlow,
+    *,
+    phase: str,
+    elapsed_s: float,
+    metrics: dict[str, float],
+) -> Snapshot:
     """A copy of the moment; the display never reaches into the controller."""
-    state = controller.state
-    waits = {"trainer": controller.flow.waiting_for(state.step)}
     return Snapshot(
-        phase=controller.phase,
+        phase=phase,
         step=state.step,
-        max_steps=controller.config.trainer.max_steps,
+        max_steps=config.trainer.max_steps,
         policy_version=state.policy_version,
-        elapsed_s=state.elapsed_s + time.monotonic() - controller.started,
-        metrics=controller.last_metrics,
-        accuracies=list(controller.heldout.results),
-        executors=[
-            ExecutorLine(
-                name=member.name,
-                activity=member.activity,
-                version=controller.schedule.replicas[member.name].version
-                if member.name in controller.schedule.replicas
-                else state.policy_version
-                if member.name == "trainer"
-                else None,
-                waits_for=waits.get(member.name, "") if member.activity.startswith("wait") else "",
-                restarts=member.restarts,
-            )
-            for member in controller.fleet.members.values()
-        ],
+        elapsed_s=elapsed_s,
+        metrics=metrics,
+        accuracies=list(flow.heldout.results),
+        executors=[_line(member, state, flow) for member in fleet.members.values()],
+    )
+
+
+def _line(member: Member, state: RunState, flow: RolloutFlow) -> ExecutorLine:
+    replica = flow.schedule.replicas.get(member.name)
+    is_trainer = member.name == "trainer"
+    version = replica.version if replica else state.policy_version if is_trainer else None
+    is_waiting = is_trainer and member.activity.startswith("wait")
+    return ExecutorLine(
+        name=member.name,
+        activity=member.activity,
+        version=version,
+        waits_for=flow.waiting_for(state.step) if is_waiting else "",
+        restarts=member.restarts,
     )
