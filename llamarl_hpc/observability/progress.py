@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-_BARS = " .:-=+*#%@"
+_BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # eighths of a block, low to high
 _HISTORY = 60  # steps in the reward sparkline
 
 
