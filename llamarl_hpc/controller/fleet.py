@@ -159,7 +159,7 @@ class Fleet:
 
     # ------------------------------------------------------------------ the end
 
-    async def stop(self, reason: str, grace_s: float = 10.0) -> None:
+    async def stop(self, reason: str, grace_s: float) -> None:
         """Ask everybody to leave, then make sure that they have left."""
         for member in self.members.values():
             if member.ready:

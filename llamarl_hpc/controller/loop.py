@@ -65,6 +65,7 @@ from llamarl_hpc.storage.rollout_store import RolloutWriter
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", Trained, CheckpointSaved)
 _FLUSH_TIMEOUT_S = 120.0
+_GRACE_S, _GRACE_AT_ONCE_S = 10.0, 1.0  # for executors to leave by themselves
 _QUEUE_DEPTH = 2  # completions at a replica, as a multiple of what it decodes at a time
 
 
@@ -138,7 +139,7 @@ class Controller:
         """Raises StoppedBySignal, ExecutorFailed or ConfigError; plain return: all steps done."""
         self._main = asyncio.current_task()
         self._listen_to_signals()
-        reason = "the run was cut short"
+        reason, grace_s = "the run was cut short", _GRACE_S
         try:
             async with asyncio.TaskGroup() as tasks:
                 beside = [
@@ -161,9 +162,10 @@ class Controller:
             raise error from group
         except asyncio.CancelledError:
             reason = f"stopped at once ({self.stop_reason}), without a new checkpoint"
+            grace_s = _GRACE_AT_ONCE_S
             raise StoppedBySignal(reason) from None
         finally:
-            await self._leave(reason)
+            await self._leave(reason, grace_s)
         if self.stop_reason:
             kept = (
                 "with a checkpoint" if self._last_checkpoint == self.state.step else "at the start"
@@ -173,12 +175,13 @@ class Controller:
                 f"{self.config.trainer.max_steps}, {kept}"
             )
 
-    async def _leave(self, reason: str) -> None:
+    async def _leave(self, reason: str, grace_s: float) -> None:
         """Close the books, then the executors; works after any failure."""
+        self._main = None  # a third Ctrl-C must not cut this short
         abandoned = self.flow.abandon_all(reason)
         if abandoned:
             log.info("%d groups were on their way and are abandoned: %s", abandoned, reason)
-        await self.fleet.stop(reason)
+        await self.fleet.stop(reason, grace_s)
         await asyncio.to_thread(self.parts.writer.close)
         self.parts.metrics.close()
         await self.parts.channel.close()
@@ -206,7 +209,7 @@ class Controller:
         wanted = self.config.evaluation
         if not self.state.resumed and wanted.at_start:
             self._begin_evaluation()
-        await self._drive(lambda: all(r.version >= 0 for r in self.schedule.replicas.values()))
+        await self._drive(self._have_first_weights)
         self._step_end = time.monotonic()
         while self.state.step < self.config.trainer.max_steps:
             self.phase = "train"
@@ -215,6 +218,11 @@ class Controller:
             await self._step(self.flow.buffer.take(self.state.step))
             await self._after_step()
         await self._finish()
+
+    def _have_first_weights(self) -> bool:
+        """All replicas that live can draw; one that died meanwhile joins when it is up again."""
+        ready = [r for r in self.schedule.replicas.values() if r.ready]
+        return bool(ready) and all(r.version >= 0 for r in ready)
 
     async def _drive(self, done: Callable[[], bool]) -> bool:
         """Keep weights and evaluation going until `done`. False: asked to stop."""
@@ -312,7 +320,7 @@ class Controller:
         else:
             await self._flush_beside()
         if trainer.eval_steps and step % trainer.eval_steps == 0 and not is_last:
-            self._begin_evaluation()
+            await self._evaluate_beside()
 
     async def _flush_beside(self) -> None:
         """Make the step's rows durable while the next step runs; an error shows a step later."""
@@ -356,6 +364,12 @@ class Controller:
         """Of the weights that go out next (or are out already)."""
         next_id = self.heldout.begin(self.state.policy_version, self.state.next_eval_id)
         self.state = self.state.after_evaluation(next_id)
+
+    async def _evaluate_beside(self) -> None:
+        """Begin one; training goes on as soon as the weights to be measured are on their way."""
+        if await self._drive(lambda: self.heldout.current is None):
+            self._begin_evaluation()
+            await self._drive(lambda: self.weights.offered >= self.state.policy_version)
 
     def _settle_evaluation(self) -> None:
         settled = self.heldout.settle(self.state.policy_version)

@@ -15,8 +15,9 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -89,7 +90,7 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent(),
             )
         self._starts[executor] = instance
         step = _Step(executor, instance, process, host=socket.gethostname())
@@ -208,6 +209,8 @@ def _kill_all(pids: Sequence[int]) -> None:
                 continue
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _die_with_parent() -> Callable[[], None] | None:
+    """For a child to call before it becomes the step; all but the call itself is done here."""
+    if sys.platform != "linux":
+        return None
+    return partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -37,6 +37,7 @@ class WeightFlow:
         self.config, self.fleet, self.bell, self.replicas = config, fleet, bell, replicas
         self.is_held: Callable[[], bool] = lambda: False  # an evaluation needs today's weights
         self.epoch = 0
+        self.offered = -1  # the newest version that was published
         self.last_seconds = 0.0  # from the last request until the last replica had switched
         self.last_blocking_seconds = 0.0  # for which the trainer was kept, last time
         self._members: tuple[str, ...] = ()
@@ -88,6 +89,7 @@ class WeightFlow:
                 f"did not publish version {version} to {', '.join(members)} within {limit:.0f} s "
                 "(weight_sync.timeout_s)",
             )
+        self.offered = version
 
     def late(self, limit_s: float) -> list[str]:
         """Replicas that were asked more than `limit_s` seconds ago and have not switched."""
