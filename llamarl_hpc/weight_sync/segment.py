@@ -117,11 +117,13 @@ class Segment:
     # ------------------------------------------------------------------ slots
 
     def map_slot(self, slot: int, *, writable: bool) -> mmap.mmap:
-        """Shared memory for the trainer; for readers private pages, so that nothing a reader does
-        can reach the weights of the others."""
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
+        """Shared memory for the trainer, its page tables filled now and not by the first version;
+        for readers private pages, so that nothing a reader does can reach the others."""
         offset = HEADER_BYTES + slot * self._slot_bytes
-        return mmap.mmap(self._fd, self._slot_bytes, access=access, offset=offset)
+        if not writable:
+            return mmap.mmap(self._fd, self._slot_bytes, access=mmap.ACCESS_COPY, offset=offset)
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        return mmap.mmap(self._fd, self._slot_bytes, flags=flags, offset=offset)
 
     def version(self, slot: int) -> int:
         """-1 while nothing complete is in it."""
