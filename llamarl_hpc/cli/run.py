@@ -49,13 +49,18 @@ def resume(
     plain: Plain = False,
 ) -> None:
     """Continue a run from its newest valid checkpoint, as the next attempt in the same folder."""
-    from llamarl_hpc.config.load import load_config
-    from llamarl_hpc.launch.local import change_settings, prepare
+    from llamarl_hpc.launch.local import changed_config, is_complete, prepare
     from llamarl_hpc.run_dir import RunDir
 
     folder = RunDir.open(run)
-    change_settings(folder, overrides or [])
-    _attempt(folder, prepare(load_config(folder.config)), plain)
+    config = changed_config(folder, overrides or [])
+    if is_complete(folder, config):
+        typer.echo(
+            f"the run is complete: {config.trainer.max_steps} steps; to go on, add "
+            "--set trainer.max_steps=NUMBER with a larger one"
+        )
+    else:
+        _attempt(folder, prepare(config), plain)
 
 
 def _attempt(folder: RunDir, prepared: Prepared, plain: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,11 +22,15 @@ def status(
 ) -> None:
     """State, step, reward, staleness, time left, and where the time went."""
     from rich.console import Console
+    from rich.text import Text
 
     from llamarl_hpc.run_dir import RunDir
 
     figures = read_status(RunDir.open(run))
-    Console().print(_table(figures))
+    rows = list(_rows(figures))
+    width = max(len(name) for name, _ in rows) + 2
+    for name, value in rows:  # nothing is cut: paths are there to be copied
+        Console().print(Text.assemble((f"{name:<{width}}", "dim"), value), soft_wrap=True)
     if json_file is not None:
         from llamarl_hpc.storage.atomic import write_json
 
@@ -36,14 +41,15 @@ def read_status(run: Any) -> dict[str, Any]:
     """The figures of a run folder; works while the run goes on, and years later."""
     import yaml
 
-    from llamarl_hpc.cli.summary import read_lines
+    from llamarl_hpc.cli.summary import evaluations_of
+    from llamarl_hpc.observability.json_lines import read_json_lines
 
     info = run.read_info()
     attempts = info.get("attempts", [])
     last = attempts[-1] if attempts else {}
-    lines = read_lines(run)
+    lines = read_json_lines(run.metrics)
     steps = [line for line in lines if "step" in line]
-    evaluations = [line for line in lines if line.get("event") == "eval"]
+    evaluations = evaluations_of(run, lines)
     newest: dict[str, Any] = steps[-1] if steps else {}
     max_steps = yaml.safe_load(run.config.read_text())["trainer"]["max_steps"]
     done = newest.get("step", -1) + 1
@@ -68,18 +74,24 @@ def read_status(run: Any) -> dict[str, Any]:
 
 def _state(attempt: dict[str, Any]) -> str:
     """An attempt that says "running" although its process is gone was killed."""
-    import os
     import socket
 
     outcome = str(attempt.get("outcome", "not started"))
-    if outcome == "running" and attempt.get("host") == socket.gethostname():
-        try:
-            os.kill(int(attempt["pid"]), 0)
-        except ProcessLookupError:
-            return "killed (resume continues it)"
-        except PermissionError:
-            return outcome
+    here = attempt.get("host") == socket.gethostname()
+    if outcome == "running" and here and not _lives(int(attempt["pid"]), attempt["started"]):
+        return "killed (resume continues it)"
     return outcome
+
+
+def _lives(pid: int, started: float) -> bool:
+    """Whether the process that wrote this still runs, and not a later one with its number."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= started + 1.0
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _accuracy(evaluations: list[dict[str, Any]]) -> list[dict[str, float]]:
@@ -92,27 +104,22 @@ def _accuracy(evaluations: list[dict[str, Any]]) -> list[dict[str, float]]:
     ]
 
 
-def _table(figures: dict[str, Any]) -> Any:
-    from rich.table import Table
+def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def shown(value: object, form: str) -> str:
+        return "-" if value is None else form.format(value)
 
-    table = Table.grid(padding=(0, 2))
-
-    def row(name: str, value: object, form: str = "{}") -> None:
-        table.add_row(f"[dim]{name}[/]", "-" if value is None else form.format(value))
-
-    row("run", figures["run"])
-    row("state", figures["state"])
+    yield "run", figures["run"]
+    yield "state", figures["state"]
     if figures["reason"]:
-        row("because", figures["reason"])
-    row("attempt", figures["attempt"])
-    row("step", f"{figures['step']} of {figures['max_steps']}")
-    row("reward", figures["reward"], "{:.3f}")
-    row("staleness", figures["staleness"], "{:.2f}")
-    row("seconds a step", figures["seconds_per_step"], "{:.1f}")
+        yield "because", figures["reason"].splitlines()[0]
+    yield "attempt", f"{figures['attempt']}"
+    yield "step", f"{figures['step']} of {figures['max_steps']}"
+    yield "reward", shown(figures["reward"], "{:.3f}")
+    yield "staleness", shown(figures["staleness"], "{:.2f}")
+    yield "seconds a step", shown(figures["seconds_per_step"], "{:.1f}")
     if figures["state"] == "running" and figures["eta_s"] is not None:
-        row("left", figures["eta_s"] / 60, "about {:.0f} min")
+        yield "left", f"about {figures['eta_s'] / 60:.0f} min"
     for entry in figures["accuracy"]:
-        row(f"held-out accuracy v{entry['policy_version']:.0f}", entry["accuracy"], "{:.3f}")
+        yield f"held-out accuracy v{entry['policy_version']:.0f}", f"{entry['accuracy']:.3f}"
     for name, share in figures["idle"].items():
-        row(f"{name} idle", share, "{:.0%}")
-    return table
+        yield f"{name} idle", f"{share:.0%}"

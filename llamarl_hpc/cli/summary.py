@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from analysis.lineage import Attempt, current_events
 from analysis.statistics import wilson_interval
+from llamarl_hpc.observability.json_lines import read_json_lines
 from llamarl_hpc.run_dir import RunDir
-
-
-def read_lines(run: RunDir) -> list[dict[str, Any]]:
-    """metrics.jsonl; a last line that is being written is left out."""
-    lines = []
-    if run.metrics.exists():
-        for text in run.metrics.read_text().splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue
-    return lines
 
 
 def print_summary(run: RunDir) -> None:
     """Held-out accuracy at the start and at the end, and the paths to go on with."""
-    lines = read_lines(run)
-    evaluations = [line for line in lines if line.get("event") == "eval"]
+    lines = read_json_lines(run.metrics)
+    evaluations = evaluations_of(run, lines)
     steps = [line for line in lines if "step" in line]
     console = Console()
     if evaluations:
         console.print(_accuracy_table(evaluations))
     if steps:
-        console.print(_where(run, steps))
+        for name, value in _where(run, steps):
+            console.out(f"{name:<12}{value}", highlight=False)  # paths are never cut
+
+
+def evaluations_of(run: RunDir, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Evaluations that count after resumes: each policy version once."""
+    attempts = [Attempt.from_info(entry) for entry in run.read_info().get("attempts", [])]
+    return current_events(lines, attempts, "eval")
 
 
 def _accuracy_table(evaluations: list[dict[str, Any]]) -> Table:
@@ -61,15 +58,13 @@ def _accuracy(line: dict[str, Any]) -> float:
     return float(line["eval/heldout/num_correct"]) / int(line["eval/heldout/num_prompts"])
 
 
-def _where(run: RunDir, steps: list[dict[str, Any]]) -> Table:
-    table = Table.grid(padding=(0, 2))
+def _where(run: RunDir, steps: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     newest = max(run.checkpoints.glob("step_*/COMPLETE"), default=None)
     seconds = median(line.get("time/step", 0.0) for line in steps)
-    table.add_row("steps", f"{steps[-1]['step'] + 1}, {seconds:.1f} s each (median)")
-    table.add_row("run folder", str(run.path))
-    table.add_row("rollouts", f"{run.rollouts}  (llamarl-hpc rollouts show {run.path})")
-    table.add_row("metrics", str(run.metrics))
+    yield "steps", f"{steps[-1]['step'] + 1}, {seconds:.1f} s each (median)"
+    yield "run folder", f"{run.path}"
+    yield "rollouts", f"{run.rollouts}  (llamarl-hpc rollouts show {run.path})"
+    yield "metrics", f"{run.metrics}"
     if newest is not None:
-        table.add_row("checkpoint", str(newest.parent))
-    table.add_row("report", f"llamarl-hpc report {run.path}")
-    return table
+        yield "checkpoint", f"{newest.parent}"
+    yield "report", f"llamarl-hpc report {run.path}"

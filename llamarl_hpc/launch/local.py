@@ -106,10 +106,11 @@ def create_run(prepared: Prepared, run_dir: Path | None) -> RunDir:
     return run
 
 
-def change_settings(run: RunDir, overrides: Sequence[str]) -> None:
-    """Apply `resume --set ...` to the run's config. Raises ConfigError for keys that are fixed."""
-    if not overrides:
-        return
+def changed_config(run: RunDir, overrides: Sequence[str]) -> Config:
+    """The run's config with `resume --set ...` applied; nothing is written yet.
+
+    Raises ConfigError for keys that are fixed.
+    """
     for text in overrides:
         key = text.partition("=")[0].strip()
         if not any(key == c or (c.endswith(".") and key.startswith(c)) for c in _CHANGEABLE):
@@ -117,7 +118,14 @@ def change_settings(run: RunDir, overrides: Sequence[str]) -> None:
                 f"--set {key} cannot change in a run that has begun, because its prompts or "
                 "draws would no longer be the same; start a new run instead"
             )
-    save_resolved(load_config(run.config, overrides), run.config)
+    return load_config(run.config, overrides)
+
+
+def is_complete(run: RunDir, config: Config) -> bool:
+    """Whether the run came to its end and `config` asks for no step more than it made."""
+    last = (run.read_info().get("attempts") or [{}])[-1]
+    made = load_config(run.config).trainer.max_steps
+    return last.get("outcome") == "done" and config.trainer.max_steps <= made
 
 
 def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -> None:
@@ -125,6 +133,7 @@ def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -
     from llamarl_hpc.controller.assemble import assemble
 
     with _only_controller(run):
+        save_resolved(prepared.config, run.config)  # with what a resume changed
         attempt = run.next_attempt()
         _log_to(run, attempt, prepared.config.logging.level)
         entry: dict[str, Any] = {

@@ -126,7 +126,7 @@ class LiveProgress:
         self._live.update(render(snapshot, self._rewards))
 
     def note(self, text: str) -> None:
-        self._live.console.print(text, highlight=False)
+        self._live.console.print(text, highlight=False, markup=False)
 
     def close(self) -> None:
         self._live.stop()

@@ -1,0 +1,38 @@
+"""One undisturbed synchronous run that several tests compare with, and clean-up of live runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny_run import LiveRun, Start, write_run_files
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a finished run with max_staleness 0, one replica and one trainer rank."""
+    files = tmp_path_factory.mktemp("undisturbed")
+    config = write_run_files(files)
+    live = LiveRun("run", config, "--plain", "--run-dir", files / "run", folder=files / "run")
+    try:
+        answer = live.finish()
+    finally:
+        live.destroy()
+    assert answer.code == 0, answer.out + answer.err
+    assert answer.err == ""
+    return files / "run"
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """`start("run", config, ..., folder=run)`; whatever is left after the test is killed."""
+    runs: list[LiveRun] = []
+
+    def begin(*arguments: object, folder: Path) -> LiveRun:
+        runs.append(LiveRun(*arguments, "--plain", folder=folder))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.destroy()

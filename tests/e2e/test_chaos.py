@@ -1,0 +1,67 @@
+"""Executors that die or hang while a run goes on: it goes on, and its books are exact."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tiny_run import Start, attempts_of, cli, lines_of, write_run_files
+
+from analysis.accounting import accounting, check_files
+from analysis.read_run import Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.mpi]
+
+
+def test_a_run_outlives_its_generators_and_its_reward_executor(
+    start: Start, tmp_path: Path
+) -> None:
+    config = write_run_files(
+        tmp_path,
+        algorithm={"max_staleness": 2, "in_flight_weight_updates": True},
+        generator={"replicas": 2},
+        trainer={"max_steps": 400, "save_steps": 50},
+        channels={"heartbeat_s": 0.25, "heartbeat_timeout_s": 4.0},
+    )
+    folder, slow = tmp_path / "run", tmp_path / "slow"
+    slow.touch()
+    run = start("run", config, "--run-dir", folder, folder=folder)
+    run.wait_for_step(2)
+
+    for executor, victim, number in (
+        ("generator.0", "rank", signal.SIGKILL),
+        ("reward", "rank", signal.SIGKILL),
+        ("generator.1", "mpiexec", signal.SIGKILL),
+        ("generator.0", "rank", signal.SIGSTOP),
+    ):
+        ups = run.out.count(f"{executor} is up")
+        losses = run.out.count(f"{executor} lost")
+        pid = run.mpiexec(executor) if victim == "mpiexec" else run.ranks(executor)[0]
+        os.kill(pid, number)
+        noticed_s = run.wait_for_text(f"{executor} lost", losses + 1)
+        assert noticed_s < (5.0 if number == signal.SIGKILL else 9.0), (executor, number)
+        run.wait_for_text(f"{executor} is up", ups + 1)
+        steps = len(lines_of(folder))
+        run.wait("two more steps", lambda before=steps: len(lines_of(folder)) >= before + 2)
+
+    assert "generator.0 lost: generator.0 rank 0 on" in run.out
+    assert "died (signal SIGKILL)" in run.out
+    assert "no heartbeat for" in run.out
+    slow.unlink()
+    answer = run.finish()
+    assert answer.code == 0 and answer.err == "", answer.err
+    assert attempts_of(folder)[0]["outcome"] == "done"
+
+    opened = Run.open(folder)
+    books = accounting(opened)
+    assert books.violations == [] and check_files(opened) == []
+    assert books.counts == {"trained": 1600}
+    steps = [line for line in lines_of(folder) if "step" in line]
+    assert [s["step"] for s in steps] == list(range(400))
+    assert 0 < max(s["staleness/max"] for s in steps) <= 2
+    every = opened.group_mask(lineage="all", purpose="train", status="abandoned")
+    reasons = opened.decoded("reason", opened.table("groups", ["reason"], every)["reason"])
+    assert reasons and all(" lost: " in reason for reason in reasons)
+    assert cli("rollouts", "verify", folder).code == 0
