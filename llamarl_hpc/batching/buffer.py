@@ -25,7 +25,7 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
     completions: list[Completion]  # [R]
     rewards: dict[str, list[float | None]]  # component -> [R]
     reward: list[float]  # [R]
-    error: str  # why scoring failed, else empty
+    error: str  # why scoring failed, or which limits completions hit; else empty
     t_issued: float
     t_generated: float  # controller's clock when the completions arrived
     t_scored: float

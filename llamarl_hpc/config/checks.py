@@ -165,6 +165,14 @@ def _processes(config: Config) -> Iterator[str]:
             f"channels.heartbeat_s {channels.heartbeat_s:g}, so every executor would be taken "
             "for dead; raise it to several heartbeats"
         )
+    for name in ("generator", "reward"):
+        ranks = getattr(resources, name).num_ranks
+        if ranks > 1:
+            more = "generator.replicas" if name == "generator" else "reward_pool.workers"
+            yield (
+                f"resources.{name} asks for {ranks} ranks, but it works on one; set nodes and "
+                f"ntasks_per_node to 1 and raise {more} instead"
+            )
     nodes = max(resources.trainer.nodes, resources.generator.nodes)
     if config.weight_sync.transport == "shared_memory" and nodes > 1:
         yield (

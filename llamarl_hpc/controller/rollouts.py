@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -183,7 +184,7 @@ class RolloutFlow:
                 completions=issued.done.completions,
                 rewards=scores.components,
                 reward=scores.total,
-                error=scores.error,
+                error=scores.error or _limits(scores.reasons),
                 t_issued=issued.t_issued,
                 t_generated=issued.t_generated,
                 t_scored=time.time(),
@@ -306,6 +307,12 @@ def _key(request: GenerationRequest) -> Key:
 
 def _id(group: GroupCompletions) -> tuple[str, int]:
     return group.purpose.value, group.group_id
+
+
+def _limits(reasons: list[str]) -> str:
+    """Which limits of the reward pool made how many completions score 0; empty if none did."""
+    hit = Counter(reason for reason in reasons if reason)
+    return ", ".join(f"{reason} ({number} completions)" for reason, number in hit.items())
 
 
 def _score_item(issued: _Issued) -> ScoreItem:

@@ -29,13 +29,14 @@ from llamarl_hpc.errors import EXIT_OK, EXIT_STOPPED, ConfigError, LlamarlError,
 from llamarl_hpc.launch.provenance import describe_software
 from llamarl_hpc.launch.steps import MpiExec, MpiStepLauncher
 from llamarl_hpc.models.load import context_length, resolve_model
+from llamarl_hpc.placement import executor_names, resources_of, role_of
 from llamarl_hpc.prompts.dataset import PromptSets, load_prompts
 from llamarl_hpc.rewards.pool import check_rewards
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
 
 # What may change between attempts: nothing that says which prompts, draws or losses come next.
-_CHANGEABLE = (
+CHANGEABLE_KEYS = (
     "trainer.max_steps",
     "trainer.save_steps",
     "trainer.save_total_limit",
@@ -68,6 +69,7 @@ class Prepared:
 
 def prepare(config: Config) -> Prepared:
     """Check what the config names. Raises ConfigError; makes nothing but the model cache."""
+    _check_one_host(config)
     mpiexec = MpiExec.find()
     check_rewards(config)
     model_folder = resolve_model(config.model.path)
@@ -78,6 +80,16 @@ def prepare(config: Config) -> Prepared:
         prompts=load_prompts(config, model_folder),
         mpiexec=mpiexec,
     )
+
+
+def _check_one_host(config: Config) -> None:
+    for executor in executor_names(config):
+        nodes = resources_of(config, executor).nodes
+        if nodes > 1:
+            raise ConfigError(
+                f"resources.{role_of(executor)}.nodes is {nodes}, but this starts every executor "
+                "on this machine; set it to 1"
+            )
 
 
 def create_run(prepared: Prepared, run_dir: Path | None) -> RunDir:
@@ -111,14 +123,15 @@ def changed_config(run: RunDir, overrides: Sequence[str]) -> Config:
 
     Raises ConfigError for keys that are fixed.
     """
+    config = load_config(run.config, overrides)
     for text in overrides:
         key = text.partition("=")[0].strip()
-        if not any(key == c or (c.endswith(".") and key.startswith(c)) for c in _CHANGEABLE):
+        if not any(key == c or (c.endswith(".") and key.startswith(c)) for c in CHANGEABLE_KEYS):
             raise ConfigError(
                 f"--set {key} cannot change in a run that has begun, because its prompts or "
                 "draws would no longer be the same; start a new run instead"
             )
-    return load_config(run.config, overrides)
+    return config
 
 
 def is_complete(run: RunDir, config: Config) -> bool:

@@ -97,6 +97,14 @@ def test_the_defaults_with_data_are_consistent() -> None:
             },
             "'shared_memory' works on one node but an executor has 2",
         ),
+        (
+            {"resources": {"generator": {"ntasks_per_node": 2}}},
+            "resources.generator asks for 2 ranks, but it works on one",
+        ),
+        (
+            {"resources": {"reward": {"nodes": 3}}},
+            "resources.reward asks for 3 ranks, but it works on one",
+        ),
     ],
 )
 def test_a_contradiction_is_one_sentence(blocks: dict[str, Any], said: str) -> None:
