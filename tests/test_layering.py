@@ -41,7 +41,7 @@ DOORS = {
     "deepspeed": ["llamarl_hpc.training."],
     "h5py": ["llamarl_hpc.storage."],
     "hdf5plugin": ["llamarl_hpc.storage."],
-    "zmq": ["llamarl_hpc.channels.zmq"],
+    "zmq": ["llamarl_hpc.channels.zmq."],
     "reasoning_gym": ["llamarl_hpc.prompts.tasks"],
     "math_verify": ["llamarl_hpc.rewards.equality"],
     "submitit": ["llamarl_hpc.launch.slurm"],
@@ -102,7 +102,7 @@ def own(module: str, *, types_too: bool = True) -> frozenset[str]:
 
 
 def part(module: str) -> str:
-    """`llamarl_hpc.channels.zmq` -> `channels`; a module of the vocabulary keeps its own name."""
+    """`llamarl_hpc.channels.codec` -> `channels`; a module of the vocabulary keeps its own name."""
     name = module.removeprefix("llamarl_hpc.")
     return name if name in VOCABULARY else name.split(".")[0]
 

@@ -1,4 +1,4 @@
-"""The two ends of a channel; `zmq.py` implements them, tests put fakes in their place.
+"""The two ends of a channel; `zmq/` implements them, tests put fakes in their place.
 
     controller  --(Generate, Score, Train, PublishWeights, ...)-->  rank 0 of an executor
     controller  <--(Hello, Heartbeat, Generated, Trained, ...)----  rank 0 of an executor
