@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from llamarl_hpc.cli.figures import write_figures
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
@@ -34,7 +36,6 @@ def evaluate(
     from analysis.statistics import wilson_interval
     from llamarl_hpc.config.load import load_config
     from llamarl_hpc.launch.evaluate import evaluate_model
-    from llamarl_hpc.storage.atomic import write_json
 
     extra = [f"model.path={model}"] if model is not None else []
     figures = evaluate_model(load_config(config, [*(overrides or []), *extra]))
@@ -54,4 +55,4 @@ def evaluate(
     )
     Console().print(table)
     if json_file is not None:
-        write_json(json_file, figures)
+        write_figures(json_file, figures)

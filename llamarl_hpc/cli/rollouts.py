@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llamarl_hpc.cli.figures import write_figures
 from llamarl_hpc.errors import LlamarlError
 
 if TYPE_CHECKING:
@@ -97,9 +98,7 @@ def stats(run: RunArgument, json_file: JsonOption = None) -> None:
     for table in _stats_tables(figures):
         console.print(table)
     if json_file is not None:
-        from llamarl_hpc.storage.atomic import write_json
-
-        write_json(json_file, figures)
+        write_figures(json_file, figures)
 
 
 def verify(run: RunArgument, json_file: JsonOption = None) -> None:
@@ -115,9 +114,7 @@ def verify(run: RunArgument, json_file: JsonOption = None) -> None:
     account = accounting(opened)
     violations = [*account.violations, *check_files(opened)]
     if json_file is not None:
-        from llamarl_hpc.storage.atomic import write_json
-
-        write_json(json_file, asdict(account) | {"violations": violations})
+        write_figures(json_file, asdict(account) | {"violations": violations})
     console = Console()
     console.print(_account_table(account, len(opened.store.file_names)))
     for violation in violations:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from llamarl_hpc.cli.figures import write_figures
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
@@ -32,9 +34,7 @@ def status(
     for name, value in rows:  # nothing is cut: paths are there to be copied
         Console().print(Text.assemble((f"{name:<{width}}", "dim"), value), soft_wrap=True)
     if json_file is not None:
-        from llamarl_hpc.storage.atomic import write_json
-
-        write_json(json_file, figures)
+        write_figures(json_file, figures)
 
 
 def read_status(run: Any) -> dict[str, Any]:

@@ -70,7 +70,8 @@ def check_model_folder(folder: Path) -> None:
     """Raises ConfigError naming the first thing that a usable model folder lacks."""
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"the model folder {folder} has no {CONFIG}; give a Hugging Face folder")
-    weight_files(folder)
+    for path in weight_files(folder):
+        _check_whole(path)
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise ConfigError(
             f"the model folder {folder} has no tokenizer (none of {', '.join(_TOKENIZERS)}); "
@@ -169,6 +170,22 @@ def tensor_names(folder: Path) -> set[str]:
             header = json.loads(file.read(8 + _header_bytes(path))[8:])
         names.update(name for name in header if name != "__metadata__")
     return names
+
+
+def _check_whole(path: Path) -> None:
+    """A download that broke off leaves a header that promises more than there is."""
+    with path.open("rb") as file:
+        start = 8 + _header_bytes(path)
+        try:
+            header = json.loads(file.read(start)[8:])
+            ends = [v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{path} is not a safetensors file; download it again") from error
+    wanted, found = start + max(ends, default=0), path.stat().st_size
+    if found < wanted:
+        raise ConfigError(
+            f"{path} has {found} bytes but its header promises {wanted}; download it again"
+        )
 
 
 def _header_bytes(path: Path) -> int:

@@ -15,9 +15,7 @@ from analysis.read_run import Run
 pytestmark = [pytest.mark.e2e, pytest.mark.mpi]
 
 
-def test_a_run_outlives_its_generators_and_its_reward_executor(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_run_outlives_its_generators_and_its_scorer(start: Start, tmp_path: Path) -> None:
     config = write_run_files(
         tmp_path,
         algorithm={"max_staleness": 2, "in_flight_weight_updates": True},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_versions_of_every_completion_fit_its_step(overlapped: Path) -> None:
         rollout = run.rollout_at(row)
         spans = rollout.versions
         assert spans[0].start == 0 and spans[-1].end == len(rollout.token_ids)
-        for before, after in zip(spans, spans[1:], strict=False):
+        for before, after in pairwise(spans):
             assert before.end == after.start and before.version < after.version
         mixed += len(spans) > 1
         if rollout.status == "trained":
