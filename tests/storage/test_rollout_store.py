@@ -25,9 +25,10 @@ from llamarl_hpc.config.schema import StorageConfig
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage import atomic
 from llamarl_hpc.storage.records import GroupRecord
-from llamarl_hpc.storage.rollout_store import blocks
+from llamarl_hpc.storage.rollout_store import blocks, build
 from llamarl_hpc.storage.rollout_store import writer as writing
-from llamarl_hpc.storage.rollout_store.file import RolloutFile, encode
+from llamarl_hpc.storage.rollout_store.encode import encode
+from llamarl_hpc.storage.rollout_store.file import RolloutFile
 from llamarl_hpc.storage.rollout_store.layout import COLUMNS, ENUMS, describe
 from llamarl_hpc.storage.rollout_store.reader import RolloutReader
 from llamarl_hpc.storage.rollout_store.writer import RolloutWriter
@@ -51,6 +52,14 @@ def write(folder: Path, records: list[GroupRecord], flush_every: int = 8, **conf
             writer.append(record)
             if index % flush_every == flush_every - 1:
                 writer.flush(30)
+
+
+def wait_for_names(folder: Path, names: list[str]) -> None:
+    """A full segment is joined beside the writer."""
+    deadline = time.monotonic() + 30
+    while sorted(os.listdir(folder)) != names and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(os.listdir(folder)) == names
 
 
 def check_equal(reader: RolloutReader, records: list[GroupRecord]) -> None:
@@ -113,7 +122,7 @@ def test_what_is_written_is_read_open_and_closed(tmp_path: Path, compression: st
         writer.append(record)
         if index % 8 == 7:
             writer.flush(30)
-    assert sorted(os.listdir(tmp_path)) == ["segment_000000.h5", "segment_000001.open"]
+    wait_for_names(tmp_path, ["segment_000000.h5", "segment_000001.open"])
     live = RolloutReader(tmp_path)
     check_equal(live, records)
     writer.close()
@@ -263,7 +272,7 @@ def test_number_of_objects_does_not_grow_with_rollouts(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    block = blocks.from_records([make_record(0)], reward_names=[], first_rollout_id=0)
+    block = build.from_records([make_record(0)], reward_names=[], first_rollout_id=0)
     image = encode(block, {"first_rollout_id": 0})
     (tmp_path / "segment_000000.h5").write_bytes(image)
     with h5py.File(tmp_path / "segment_000000.h5", "r+", locking=False) as file:
@@ -287,7 +296,7 @@ def test_unknown_columns_of_a_newer_minor_are_ignored_and_missing_ones_read_as_u
 
 
 def test_too_long_an_attribute_is_refused_by_name() -> None:
-    block = blocks.from_records([], reward_names=[], first_rollout_id=0)
+    block = build.from_records([], reward_names=[], first_rollout_id=0)
     with pytest.raises(StoreError, match="attribute 'config' has 40000 bytes"):
         encode(block, {"config": "x" * 40_000})
 

@@ -1,23 +1,17 @@
-"""One HDF5 file of the store, made and read; and the names in the folder.
+"""One HDF5 file of the store, read; and the names in the folder.
 
-The only module that knows h5py, which is imported when first used.
+With `encode` the only module that knows h5py, which is imported when first used.
 """
 
 from __future__ import annotations
 
 import io
-import secrets
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llamarl_hpc.errors import StoreError
-from llamarl_hpc.storage.rollout_store import blocks
 from llamarl_hpc.storage.rollout_store.layout import (
     FORMAT,
-    FORMAT_MINOR,
     FORMAT_VERSION,
     TABLES,
     Block,
@@ -25,85 +19,6 @@ from llamarl_hpc.storage.rollout_store.layout import (
     empty_column,
 )
 from llamarl_hpc.types import Array
-
-CHUNK_ROWS = 32_768  # 128 to 256 KiB: one rollout is read with one chunk of each column
-CONTIGUOUS_BYTES = 4096  # smaller columns are cheaper without chunk index and filters
-_MAX_ATTRIBUTE_BYTES = 32_768  # an object header message of HDF5's oldest format holds 64 KiB
-
-Attributes = Mapping[str, str | int | float]
-
-
-# ---------------------------------------------------------------- one file
-
-
-def encode(block: Block, attributes: Attributes, *, compression: str = "none") -> bytes:
-    """The HDF5 file that holds `block`, readable by HDF5 1.8 and later.
-
-    With a compression ("gzip", "lzf"), or "checksum" for none, columns are chunked and every chunk
-    carries a checksum; with "none" they are contiguous. Raises StoreError for an attribute that is
-    too long.
-    """
-    import h5py
-
-    with h5py.File(
-        f"rollouts-{secrets.token_hex(8)}",  # HDF5 takes files of one name in a process for one
-        "w",
-        driver="core",
-        backing_store=False,
-        block_size=max(1 << 16, blocks.num_bytes(block) // 8),
-        libver=("earliest", "v108"),
-    ) as file:
-        header: dict[str, str | int | float] = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "format_minor": FORMAT_MINOR,
-        }
-        header["table_rows"] = " ".join(f"{t}={blocks.num_rows(block, t)}" for t in TABLES)
-        for name, value in (dict(attributes) | header).items():
-            file.attrs[name] = _attribute(name, value)
-        groups = {table: file.create_group(table) for table in (*TABLES, "rewards")}
-        for path, array in block.items():
-            _write_column(groups[path.split("/")[0]], path, array, compression)
-        file.flush()
-        image: bytes = file.id.get_file_image()
-    return image
-
-
-def _write_column(group: Any, path: str, array: Array, compression: str) -> None:
-    import h5py
-
-    column = column_of(path)
-    if column.enum:
-        dtype = h5py.enum_dtype(column.enum, basetype=column.dtype)
-    elif column.dtype == "S":
-        dtype = h5py.string_dtype("utf-8", array.dtype.itemsize)
-    else:
-        dtype = np.dtype(column.dtype)
-    options: dict[str, Any] = {}
-    if compression != "none" and array.nbytes > CONTIGUOUS_BYTES:
-        options = {"chunks": (min(len(array), CHUNK_ROWS),), "fletcher32": True}
-        if compression == "gzip":
-            options |= {"compression": "gzip", "compression_opts": 1, "shuffle": True}
-        elif compression == "lzf":
-            options |= {"compression": "lzf", "shuffle": True}
-    dataset = group.create_dataset(column.name, shape=array.shape, dtype=dtype, **options)
-    if len(array):
-        dataset[...] = array.view(dtype)  # same bytes; h5py converts between equal types only
-    if column.unit:
-        dataset.attrs["unit"] = np.bytes_(column.unit)
-
-
-def _attribute(name: str, value: str | int | float) -> Any:
-    """Fixed-length text: variable-length strings live in a heap that old readers trip over."""
-    if not isinstance(value, str):
-        return value
-    data = value.encode()
-    if len(data) > _MAX_ATTRIBUTE_BYTES:
-        raise StoreError(
-            f"the rollout store's attribute {name!r} has {len(data)} bytes; at most "
-            f"{_MAX_ATTRIBUTE_BYTES} fit, put it in a file of the run folder instead"
-        )
-    return np.bytes_(data or b" ")
 
 
 class RolloutFile:

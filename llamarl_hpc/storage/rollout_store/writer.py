@@ -1,11 +1,14 @@
-"""Writing a run's rollouts: a bounded queue, one thread, files that appear whole.
+"""Writing a run's rollouts: bounded queues, three threads, files that appear whole.
 
-    controller --append--> queue --> thread: pending groups --flush--> part of the open segment
-                                             parts of a full segment --> closed segment
+    controller --append--> queue --> rollout-writer: pending groups --flush--> image of a file
+        image --> queue --> rollout-disk: a part of the open segment, or a segment of its own
+        parts of a full segment --> rollout-joiner: image of a closed one --> rollout-disk
 
 Who waits for whom: `append` waits only while the queue is full, `flush` and `close` until the
-thread has put everything before them on disk; each with a deadline. The thread waits for nobody
-but the file system. Why a kill cannot hurt what is on disk: see the package.
+disk has everything before them; each with a deadline. The writer waits for the disk (two images
+ahead of it at most) and for the joiner (one segment at a time). The disk thread does things in the
+order they were handed over and waits for nobody but the file system. Why a kill cannot hurt what
+is on disk: see the package.
 """
 
 from __future__ import annotations
@@ -19,16 +22,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage import atomic
 from llamarl_hpc.storage.records import GroupRecord
-from llamarl_hpc.storage.rollout_store import blocks
+from llamarl_hpc.storage.rollout_store import blocks, build
+from llamarl_hpc.storage.rollout_store.encode import Attributes, encode
 from llamarl_hpc.storage.rollout_store.file import (
-    Attributes,
     RolloutFile,
-    encode,
     open_path,
     part_paths,
     segment_numbers,
@@ -39,13 +41,16 @@ from llamarl_hpc.storage.rollout_store.layout import Block
 if TYPE_CHECKING:
     from llamarl_hpc.config.schema import StorageConfig
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_PARTS = 64  # of an open segment; bounds the number of files a reader must open
 MAX_PENDING_S = 30.0  # unflushed groups are written after so long even if nobody asks
 QUEUE_RECORDS = 4096
 RETRY_S = 600.0  # for how long a full disk is waited out
+DIRECT_SHARE = 32  # uncompressed, a flush of 1/32 segment is closed at once: not written twice
 _POLL_S = 0.25  # between looks at whether the thread is still there
+_IMAGES = 2  # built ahead of the disk
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO, errno.EREMOTEIO}
 
 
@@ -53,14 +58,13 @@ _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO, errno.EREMOTEIO
 class _OpenSegment:
     number: int
     blocks: list[Block] = field(default_factory=list)  # what its parts hold
+    num_rollouts: int = 0
+    num_bytes: int = 0
 
-    @property
-    def num_rollouts(self) -> int:
-        return sum(blocks.num_rows(block, "rollouts") for block in self.blocks)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(blocks.num_bytes(block) for block in self.blocks)
+    def add(self, block: Block) -> None:
+        self.blocks.append(block)
+        self.num_rollouts += blocks.num_rows(block, "rollouts")
+        self.num_bytes += blocks.num_bytes(block)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class RolloutWriter:
     """Appends groups to the store of a run; one writer per run and attempt.
 
     `append` hands over to a thread; `flush` makes durable what was appended; `close` also joins
-    the open segment. An error of the thread (disk full for longer than `retry_s`, ...) is raised
+    the open segment. An error of a thread (disk full for longer than `retry_s`, ...) is raised
     by whatever is called next, as StoreError.
     """
 
@@ -89,7 +93,7 @@ class RolloutWriter:
         reward_names: Sequence[str],
         retry_s: float = RETRY_S,
     ) -> None:
-        """Starts the thread. `attributes` (run id, model, versions, ...) go into every file."""
+        """Starts the threads. `attributes` (run id, model, versions, ...) go into every file."""
         self._folder = folder
         self._attempt = attempt
         self._config = config
@@ -101,12 +105,15 @@ class RolloutWriter:
         self._pending_since = 0.0
         self._next_rollout_id = attempt << 32
         self._segment: _OpenSegment | None = None
+        self._last_number = -1  # segments up to this one are taken
         self._error: BaseException | None = None
         self._closed = False
         self._queue: queue.Queue[GroupRecord | _Flush] = queue.Queue(QUEUE_RECORDS)
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(_IMAGES)
+        self._joiner: threading.Thread | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        self._thread = threading.Thread(target=self._run, name="rollout-writer", daemon=True)
-        self._thread.start()
+        self._thread = self._start(self._run, "rollout-writer")
+        self._disk = self._start(self._run_disk, "rollout-disk")
 
     def __enter__(self) -> Self:
         return self
@@ -121,10 +128,17 @@ class RolloutWriter:
         self._check()
         self._put(record, timeout_s)
 
-    def flush(self, timeout_s: float = RETRY_S) -> None:
-        """Return once all that was appended is on disk. Raises StoreError after `timeout_s`."""
+    def flush(self, timeout_s: float = RETRY_S, *, wait: bool = True) -> None:
+        """Return once all that was appended is on disk. Raises StoreError after `timeout_s`.
+
+        Without `wait` it is only asked for, and goes on beside the caller.
+        """
         self._check()
-        self._wait(_Flush(threading.Event()), timeout_s)
+        request = _Flush(threading.Event())
+        if wait:
+            self._wait(request, timeout_s)
+        else:
+            self._put(request, timeout_s)
 
     def close(self, timeout_s: float = RETRY_S) -> None:
         """Flush, close the segment, end the thread. A second call does nothing."""
@@ -134,6 +148,7 @@ class RolloutWriter:
         self._raise_error()
         self._wait(_Flush(threading.Event(), close=True), timeout_s)
         self._thread.join(timeout_s)
+        self._disk.join(timeout_s)
 
     def _check(self) -> None:
         self._raise_error()
@@ -170,16 +185,37 @@ class RolloutWriter:
                 )
         self._raise_error()
 
-    # ------------------------------------------------------------ the thread
+    # ------------------------------------------------------------ the threads
+
+    def _start(self, target: Callable[[], None], name: str) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                target()
+            except BaseException as error:
+                log.error("the rollout writer stops: %s", error)
+                self._error = self._error or error
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _run(self) -> None:
-        try:
-            self._persist(self._close_leftovers)
-            while not self._handle(self._next_item()):
-                self._flush_if_due()
-        except BaseException as error:
-            log.error("the rollout writer stops: %s", error)
-            self._error = error
+        self._persist(self._close_leftovers)
+        while not self._handle(self._next_item()):
+            self._flush_if_due()
+
+    def _run_disk(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._persist(job)
+
+    def _submit(self, job: Callable[[], None] | None) -> None:
+        """Hand over to the disk; waits while it is behind, and not for one that has failed."""
+        while self._error is None:
+            try:
+                return self._jobs.put(job, timeout=_POLL_S)
+            except queue.Full:
+                continue
+        raise StoreError("an earlier write has failed")
 
     def _next_item(self) -> GroupRecord | _Flush | None:
         try:
@@ -190,8 +226,13 @@ class RolloutWriter:
     def _handle(self, item: GroupRecord | _Flush | None) -> bool:
         """Take one item; True when it was the last."""
         if isinstance(item, _Flush):
-            self._persist(self._close_segment if item.close else self._flush_pending)
-            item.done.set()
+            self._flush_pending()
+            if item.close:
+                self._close_segment()
+                self._wait_for_joiner()
+            self._submit(item.done.set)
+            if item.close:
+                self._submit(None)
             return item.close
         if item is not None:
             self._pending_since = self._pending_since if self._pending else time.monotonic()
@@ -202,9 +243,9 @@ class RolloutWriter:
     def _flush_if_due(self) -> None:
         waited = time.monotonic() - self._pending_since
         if self._pending and (waited > MAX_PENDING_S or self._pending_bytes > self._max_bytes):
-            self._persist(self._flush_pending)
+            self._flush_pending()
 
-    def _persist(self, write: Callable[[], None]) -> None:
+    def _persist(self, write: Callable[[], T]) -> T:
         """Call `write`; what passes (disk full, quota, stale handle) is waited out, not lost."""
         deadline, delay_s = time.monotonic() + self._retry_s, 0.25
         while True:
@@ -226,27 +267,38 @@ class RolloutWriter:
     def _max_bytes(self) -> int:
         return self._config.segment_mb << 20
 
-    def _flush_pending(self, closing: bool = False) -> None:
-        """Pending groups become a part of the open segment, or with its parts a closed one."""
+    def _flush_pending(self) -> None:
+        """Pending groups become a part of the open segment, or a closed one of their own."""
         if not self._pending:
             return
-        block = blocks.from_records(
+        block = build.from_records(
             self._pending, reward_names=self._reward_names, first_rollout_id=self._next_rollout_id
         )
-        self._segment = segment = self._segment or self._claim_segment()
-        grown = _OpenSegment(segment.number, [*segment.blocks, block])
-        if closing or self._is_full(grown):
-            self._write_segment(grown, self._attributes)
-            self._segment = None
+        if self._is_direct(block):
+            self._close_segment()
+            number = self._persist(self._claim_segment)
+            self._submit_segment(number, self._image(number, block, part=-1))
         else:
-            index = len(segment.blocks)
-            attributes = self._file_attributes(segment.number, block, self._attributes)
-            path = open_path(self._folder, segment.number) / f"part_{index:06d}.h5"
-            atomic.write_bytes(path, encode(block, attributes | {"part": index}))
-            self._segment = grown
+            self._submit_part(block)
         self._next_rollout_id += blocks.num_rows(block, "rollouts")
         self._pending.clear()
         self._pending_bytes = 0
+
+    def _is_direct(self, block: Block) -> bool:
+        uncompressed = self._config.compression == "none"
+        return uncompressed and blocks.num_bytes(block) >= self._max_bytes // DIRECT_SHARE
+
+    def _submit_part(self, block: Block) -> None:
+        if self._segment is None:
+            self._segment = _OpenSegment(self._persist(self._claim_segment))
+        segment = self._segment
+        part = len(segment.blocks)
+        path = open_path(self._folder, segment.number) / f"part_{part:06d}.h5"
+        image = self._image(segment.number, block, part=part)
+        self._submit(lambda: atomic.write_bytes(path, image))
+        segment.add(block)
+        if self._is_full(segment):
+            self._close_segment()
 
     def _is_full(self, segment: _OpenSegment) -> bool:
         return (
@@ -255,16 +307,12 @@ class RolloutWriter:
             or len(segment.blocks) >= MAX_PARTS
         )
 
-    def _close_segment(self) -> None:
-        self._flush_pending(closing=True)
-        if self._segment is not None:
-            self._write_segment(self._segment, self._attributes)
-            self._segment = None
-
-    def _claim_segment(self) -> _OpenSegment:
+    def _claim_segment(self) -> int:
         """A number that no writer has. Making the folder is the claim: only one can."""
+        if self._last_number < 0:
+            self._last_number = max(segment_numbers(self._folder), default=-1)
         while True:
-            number = max(segment_numbers(self._folder), default=-1) + 1
+            self._last_number = number = self._last_number + 1
             opened = open_path(self._folder, number)
             try:
                 opened.mkdir()
@@ -272,22 +320,44 @@ class RolloutWriter:
                 continue
             if not segment_path(self._folder, number).exists():
                 atomic.sync_folder(self._folder)
-                return _OpenSegment(number)
+                return number
             opened.rmdir()
 
-    def _write_segment(self, segment: _OpenSegment, attributes: Attributes) -> None:
-        """Join the parts into a closed segment, which takes their place the moment it is named."""
-        if segment.blocks:
-            block = blocks.join(segment.blocks)
-            file_attributes = self._file_attributes(segment.number, block, attributes)
-            compression = self._config.compression
-            image = encode(
-                block,
-                file_attributes | {"part": -1},
-                compression="checksum" if compression == "none" else compression,
-            )
-            atomic.write_bytes(segment_path(self._folder, segment.number), image)
-        shutil.rmtree(open_path(self._folder, segment.number), ignore_errors=True)
+    # ------------------------------------------------------------ closing a segment
+
+    def _close_segment(self) -> None:
+        """Have the parts of the open segment joined, beside whatever comes next."""
+        segment, self._segment = self._segment, None
+        if segment is None:
+            return
+        self._wait_for_joiner()
+        self._joiner = self._start(lambda: self._join(segment), "rollout-joiner")
+
+    def _wait_for_joiner(self) -> None:
+        if self._joiner is not None:
+            self._joiner.join()  # it ends by itself: what it waits for has deadlines
+            self._joiner = None
+
+    def _join(self, segment: _OpenSegment) -> None:
+        image = self._image(segment.number, blocks.join(segment.blocks), part=-1, joined=True)
+        self._submit_segment(segment.number, image)
+
+    def _image(self, number: int, block: Block, *, part: int, joined: bool = False) -> bytes:
+        attributes = self._file_attributes(number, block, self._attributes)
+        compression = self._closed_compression if joined else "none"
+        return encode(block, attributes | {"part": part}, compression=compression)
+
+    @property
+    def _closed_compression(self) -> str:
+        return "checksum" if self._config.compression == "none" else self._config.compression
+
+    def _submit_segment(self, number: int, image: bytes) -> None:
+        self._submit(lambda: self._write_segment(number, image))
+
+    def _write_segment(self, number: int, image: bytes) -> None:
+        """A closed segment takes the place of its parts the moment it is named."""
+        atomic.write_bytes(segment_path(self._folder, number), image)
+        shutil.rmtree(open_path(self._folder, number), ignore_errors=True)
 
     def _file_attributes(self, number: int, block: Block, attributes: Attributes) -> dict[str, Any]:
         ids = block["rollouts/rollout_id"]
@@ -312,14 +382,22 @@ class RolloutWriter:
                 log.warning("segment %d of an earlier attempt stays open: %s", number, error)
 
     def _close_leftover(self, number: int) -> None:
-        segment, attributes = _OpenSegment(number), dict[str, Any]()
+        parts: list[Block] = []
+        attributes: dict[str, Any] = {}
         for path in part_paths(open_path(self._folder, number)):
             file = RolloutFile(path, path.name)
             attributes = file.attributes
-            segment.blocks.append(file.block())
+            parts.append(file.block())
             file.close()
-        if attributes.get("attempt", 0) < self._attempt:
-            self._write_segment(segment, attributes)
+        if attributes.get("attempt", 0) >= self._attempt:
+            return
+        if not parts:  # claimed, and killed before its first flush
+            shutil.rmtree(open_path(self._folder, number), ignore_errors=True)
+            return
+        block = blocks.join(parts)
+        attributes = self._file_attributes(number, block, attributes) | {"part": -1}
+        image = encode(block, attributes, compression=self._closed_compression)
+        self._write_segment(number, image)
 
 
 def _num_bytes(record: GroupRecord) -> int:
