@@ -52,7 +52,7 @@ from llamarl_hpc.controller.snapshot import take_snapshot
 from llamarl_hpc.controller.state import RunState
 from llamarl_hpc.controller.supervisor import Supervisor
 from llamarl_hpc.controller.weights import WeightFlow
-from llamarl_hpc.errors import ChannelError, ExecutorFailed, LlamarlError, StoppedBySignal
+from llamarl_hpc.errors import ChannelError, ExecutorFailed, LlamarlError, StoppedBySignal, StoreError
 from llamarl_hpc.observability.metrics_log import MetricsLog
 from llamarl_hpc.observability.progress import Progress, Snapshot
 from llamarl_hpc.observability.trace import Tracer
@@ -61,10 +61,11 @@ from llamarl_hpc.prompts.cursor import PromptCursor
 from llamarl_hpc.prompts.dataset import PromptSet
 from llamarl_hpc.storage.checkpoint import CheckpointStore
 from llamarl_hpc.storage.rollout_store import RolloutWriter
+from llamarl_hpc.weight_sync.segment import remove_stale
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", Trained, CheckpointSaved)
-_FLUSH_TIMEOUT_S = 120.0
+_FLUSH_TIMEOUT_S, _CLOSE_TIMEOUT_S = 120.0, 30.0  # for rollouts to get to the disk
 _GRACE_S, _GRACE_AT_ONCE_S = 10.0, 1.0  # for executors to leave by themselves
 _QUEUE_DEPTH = 2  # completions at a replica, as a multiple of what it decodes at a time
 
@@ -165,7 +166,9 @@ class Controller:
             grace_s = _GRACE_AT_ONCE_S
             raise StoppedBySignal(reason) from None
         finally:
-            await self._leave(reason, grace_s)
+            unwritten = await self._leave(reason, grace_s)
+        if unwritten is not None:
+            raise unwritten
         if self.stop_reason:
             kept = (
                 "with a checkpoint" if self._last_checkpoint == self.state.step else "at the start"
@@ -175,17 +178,29 @@ class Controller:
                 f"{self.config.trainer.max_steps}, {kept}"
             )
 
-    async def _leave(self, reason: str, grace_s: float) -> None:
-        """Close the books, then the executors; works after any failure."""
+    async def _leave(self, reason: str, grace_s: float) -> StoreError | None:
+        """Close the books, then the executors; works after any failure, and returns its own."""
         self._main = None  # a third Ctrl-C must not cut this short
         abandoned = self.flow.abandon_all(reason)
         if abandoned:
             log.info("%d groups were on their way and are abandoned: %s", abandoned, reason)
         await self.fleet.stop(reason, grace_s)
-        await asyncio.to_thread(self.parts.writer.close)
+        unwritten = await self._close_store()
         self.parts.metrics.close()
         await self.parts.channel.close()
+        for path in await asyncio.to_thread(remove_stale):  # gigabytes, if the trainer was killed
+            log.info("removed %s, which a killed trainer had left behind", path)
         self.parts.progress.close()
+        return unwritten
+
+    async def _close_store(self) -> StoreError | None:
+        """A disk that is full is given some time, not the store's own ten minutes."""
+        try:
+            await asyncio.to_thread(self.parts.writer.close, _CLOSE_TIMEOUT_S)
+        except StoreError as error:
+            log.error("%s", error)
+            return error
+        return None
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -415,7 +430,6 @@ class Controller:
             await self.flow.on_reward_ready()
 
     def _on_lost(self, member: Member, reason: str) -> None:
-        self.parts.progress.note(reason)
         if replica := self.schedule.replicas.get(member.name):
             replica.ready, replica.version = False, -1
             self.flow.on_replica_lost(member.name, reason)

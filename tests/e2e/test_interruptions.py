@@ -3,6 +3,7 @@ max_staleness 0 the losses are those of an undisturbed run, bit for bit."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -56,15 +57,18 @@ def test_sigterm_and_kills_cost_no_step_and_change_no_loss(
     assert "killed" in cli("status", folder).out
     books_are_sound(folder)
 
-    # kill -9 of the trainer: exit 3, and why.
+    # kill -9 of the trainer: exit 3, and why. Its weights do not stay in memory.
     run = start("resume", folder, folder=folder)
     run.wait_for_step(4)
     trainer = run.ranks("trainer")[0]
+    weights = Path(json.loads((folder / "weights" / "manifest.json").read_text())["path"])
+    assert weights.exists()
     killed_at = time.monotonic()
     os.kill(trainer, signal.SIGKILL)
     answer = run.finish(20)
     assert time.monotonic() - killed_at < 5.0
     assert answer.code == 3
+    assert not weights.exists()
     error = answer.err[answer.err.index("error: ") :]
     assert f"error: trainer rank 0 on {os.uname().nodename}: died (signal SIGKILL)" in error
     assert f"trainer rank 0 of 1 on {os.uname().nodename}, pid {trainer}" in error  # its log
