@@ -24,7 +24,7 @@ from llamarl_hpc.executors.base import Context
 from llamarl_hpc.generation.base import GenerationEngine
 from llamarl_hpc.generation.native.engine import NativeEngine
 from llamarl_hpc.models.load import resolve_model
-from llamarl_hpc.placement import row_length
+from llamarl_hpc.placement import lower_priority, row_length
 from llamarl_hpc.weight_sync.base import StagedWeights
 from llamarl_hpc.weight_sync.select import make_receiver
 
@@ -59,6 +59,7 @@ class GeneratorExecutor:
         )
 
     def run(self) -> None:
+        lower_priority(self.context.config.generator.nice)  # not before: start-up is waited for
         self.context.say_hello(policy_version=self.engine.policy_version)
         try:
             while not self.stopped:

@@ -9,6 +9,7 @@ for one that is gone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import logging
 import os
@@ -24,7 +25,7 @@ import msgspec
 from llamarl_hpc.config.load import load_config
 from llamarl_hpc.errors import EXIT_EXECUTOR_FAILED, EXIT_USER_ERROR, ConfigError
 from llamarl_hpc.executors.failure import FailureReport
-from llamarl_hpc.placement import MARKER, World, detect, device_of, lower_priority, role_of
+from llamarl_hpc.placement import MARKER, World, detect, device_of, role_of
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_text
 
@@ -88,8 +89,6 @@ def _log_to(path: Path) -> None:
 def _run_role(arguments: argparse.Namespace, run: RunDir, world: World) -> None:
     config = load_config(run.config)
     log.setLevel(config.logging.level.upper())
-    if role_of(arguments.executor) == "generator":
-        lower_priority(config.generator.nice)
     log.info(
         "%s rank %d of %d on %s, pid %d, cpus %s",
         arguments.executor,
@@ -158,7 +157,8 @@ def _report(run: RunDir, arguments: argparse.Namespace, world: World, error: Bas
         traceback=text,
     )
     path = run.attempt(arguments.attempt) / f"{arguments.executor}.{world.rank}.failure.json"
-    write_text(path, msgspec.json.encode(report).decode())
+    with contextlib.suppress(OSError):  # a full disk; the log may still have it
+        write_text(path, msgspec.json.encode(report).decode())
 
 
 def _fail_on_thread_errors(run: RunDir, arguments: argparse.Namespace, world: World) -> None:
