@@ -7,7 +7,7 @@ the user can mend (no traceback is shown); our own mistakes are plain assertions
 from __future__ import annotations
 
 EXIT_OK = 0
-EXIT_USER_ERROR = 2  # bad config, missing file, ...; nothing was lost
+EXIT_USER_ERROR = 2  # bad config, missing file, full disk, ...; nothing was lost
 EXIT_EXECUTOR_FAILED = 3  # an executor died and could not be replaced
 EXIT_STOPPED = 4  # stopped by a signal or the time limit after a clean checkpoint; resumable
 
@@ -29,15 +29,24 @@ class RunDirError(ConfigError):
 
 
 class StoreError(LlamarlError, OSError):
-    """A rollout segment or checkpoint that cannot be written or read."""
+    """A rollout segment or checkpoint that cannot be written or read: a full disk, a damaged file.
+
+    What was complete before is untouched; once the disk is in order the run can be resumed.
+    """
+
+    exit_code = EXIT_USER_ERROR
 
 
 class ChannelError(LlamarlError, RuntimeError):
     """A message that is malformed, too large, or from the wrong side; or a peer that is gone."""
 
+    exit_code = EXIT_EXECUTOR_FAILED
+
 
 class WeightSyncError(LlamarlError, RuntimeError):
     """Weights that did not arrive whole: wrong version, checksum or layout."""
+
+    exit_code = EXIT_EXECUTOR_FAILED
 
 
 class ExecutorFailed(LlamarlError, RuntimeError):

@@ -102,11 +102,12 @@ def cli(*arguments: object, timeout_s: float = 120.0, **environment: str) -> Ans
 class LiveRun:
     """A `run` or `resume` that goes on while the test looks at it, or kills parts of it."""
 
-    def __init__(self, *arguments: object, folder: Path) -> None:
-        self.folder = folder  # of the run
+    def __init__(self, *arguments: object, folder: Path, logs: Path | None = None) -> None:
+        """`folder` is the run's; what the command prints goes to files in `logs`."""
+        self.folder = folder
         self.mark = secrets.token_hex(8)
         self._lines_before = len(lines_of(folder))
-        self._logs = folder.parent / f"{folder.name}-{self.mark}.out"
+        self._logs = (logs or folder.parent) / f"{folder.name}-{self.mark}.out"
         self._errors = self._logs.with_suffix(".err")
         with self._logs.open("w") as out, self._errors.open("w") as err:
             self.process = subprocess.Popen(

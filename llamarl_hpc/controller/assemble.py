@@ -10,7 +10,7 @@ from llamarl_hpc.controller.loop import Controller, Parts
 from llamarl_hpc.controller.state import RunState
 from llamarl_hpc.controller.supervisor import Launcher, Supervisor
 from llamarl_hpc.observability.metrics_log import MetricsLog
-from llamarl_hpc.observability.progress import make_progress
+from llamarl_hpc.observability.progress import NotesFromLog, make_progress
 from llamarl_hpc.observability.trace import Tracer
 from llamarl_hpc.prompts.cursor import PromptCursor
 from llamarl_hpc.prompts.dataset import PromptSets
@@ -28,25 +28,26 @@ def assemble(
     *,
     prompts: PromptSets,
     launcher: Launcher,
+    one_host: bool,
     force_plain: bool,
 ) -> Controller:
     """Called inside the running loop. Continues from the newest valid checkpoint, if any.
+    `one_host`: every executor runs beside the controller.
 
     Raises ConfigError when the checkpoint was made with another data set.
     """
     checkpoints = CheckpointStore(run, config.trainer.save_total_limit)
     progress = make_progress(force_plain=force_plain)
+    logging.getLogger("llamarl_hpc").addHandler(NotesFromLog(progress))
     cursor = PromptCursor(prompts.train, seed=config.data.seed, shuffle=config.data.shuffle)
     state = RunState()
     if (checkpoint := checkpoints.latest()) is not None:
         cursor.restore(checkpoint.state["prompts"])
         state = RunState.from_checkpoint(checkpoint.state)
-        for warning in checkpoint.warnings:
-            progress.note(f"checkpoint: {warning}")
         progress.note(f"continuing after step {state.step}")
     info = run.read_info()
     parts = Parts(
-        channel=ControllerChannel.bind(run, config.channels, attempt=attempt, one_host=True),
+        channel=ControllerChannel.bind(run, config.channels, attempt=attempt, one_host=one_host),
         supervisor=Supervisor(run, attempt, launcher),
         cursor=cursor,
         heldout=prompts.heldout,

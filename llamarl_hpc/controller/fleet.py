@@ -107,7 +107,7 @@ class Fleet:
         self.channel.forget(member.name)
         self.on_lost(member, reason)
         if member.restarts >= self.config.launch.max_restarts:
-            self._give_up(member, error)
+            self._give_up(member, error, reason)
         else:
             member.restarts += 1
             log.warning("%s; starting it again (%d)", reason, member.restarts)
@@ -122,7 +122,7 @@ class Fleet:
             return ExecutorFailed(error.executor, error.rank, error.host, reason, error.detail)
         return error
 
-    def _give_up(self, member: Member, error: Exception) -> None:
+    def _give_up(self, member: Member, error: Exception, reason: str) -> None:
         """Go on without a replica as long as another one lives; nothing else can be spared."""
         member.lost, member.activity = True, "lost"
         others = [
@@ -132,7 +132,7 @@ class Fleet:
         ]
         if not others:
             raise error
-        log.error("%s died too often; the run goes on without it", member.name)
+        log.error("%s; it died too often and the run goes on without it", reason)
 
     # ------------------------------------------------------------------ heartbeats
 
@@ -147,7 +147,7 @@ class Fleet:
             await asyncio.sleep(self.config.channels.heartbeat_s)
 
     def _kill(self, member: Member, reason: str) -> None:
-        log.error("%s on %s is killed: %s", member.name, member.host, reason)
+        log.info("%s on %s is killed: %s", member.name, member.host, reason)
         member.ready, member.fault = False, reason
         self.supervisor.kill(member.name)
 

@@ -16,6 +16,7 @@ No task holds a lock; all state is changed between two awaits, then `Bell.ring` 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -52,7 +53,13 @@ from llamarl_hpc.controller.snapshot import take_snapshot
 from llamarl_hpc.controller.state import RunState
 from llamarl_hpc.controller.supervisor import Supervisor
 from llamarl_hpc.controller.weights import WeightFlow
-from llamarl_hpc.errors import ChannelError, ExecutorFailed, LlamarlError, StoppedBySignal, StoreError
+from llamarl_hpc.errors import (
+    ChannelError,
+    ExecutorFailed,
+    LlamarlError,
+    StoppedBySignal,
+    StoreError,
+)
 from llamarl_hpc.observability.metrics_log import MetricsLog
 from llamarl_hpc.observability.progress import Progress, Snapshot
 from llamarl_hpc.observability.trace import Tracer
@@ -117,7 +124,6 @@ class Controller:
         self._answer: ToController | None = None  # the trainer's
         self._last_checkpoint = state.step if state.resumed else -1
         self._step_end = time.monotonic()
-        self._flushing: asyncio.Task[None] | None = None
         self._main: asyncio.Task[None] | None = None
 
     def _make_schedule(self, replicas: dict[str, Replica]) -> Schedule:
@@ -181,9 +187,9 @@ class Controller:
     async def _leave(self, reason: str, grace_s: float) -> StoreError | None:
         """Close the books, then the executors; works after any failure, and returns its own."""
         self._main = None  # a third Ctrl-C must not cut this short
-        abandoned = self.flow.abandon_all(reason)
-        if abandoned:
-            log.info("%d groups were on their way and are abandoned: %s", abandoned, reason)
+        with contextlib.suppress(StoreError):  # a broken store says so again when it is closed
+            if abandoned := self.flow.abandon_all(reason):
+                log.info("%d groups were on their way and are abandoned: %s", abandoned, reason)
         await self.fleet.stop(reason, grace_s)
         unwritten = await self._close_store()
         self.parts.metrics.close()
@@ -333,16 +339,9 @@ class Controller:
         if trainer.save_steps and step % trainer.save_steps == 0 and not is_last:
             await self._checkpoint()
         else:
-            await self._flush_beside()
+            self.parts.writer.flush(wait=False)  # durable while the next step runs
         if trainer.eval_steps and step % trainer.eval_steps == 0 and not is_last:
             await self._evaluate_beside()
-
-    async def _flush_beside(self) -> None:
-        """Make the step's rows durable while the next step runs; an error shows a step later."""
-        if self._flushing is not None:
-            await self._flushing
-        flush = asyncio.to_thread(self.parts.writer.flush, _FLUSH_TIMEOUT_S)
-        self._flushing = asyncio.create_task(flush)
 
     async def _checkpoint(self) -> None:
         """Trainer state and controller state of one moment, complete or not at all."""
@@ -350,9 +349,13 @@ class Controller:
         self.phase = "checkpoint"
         folder = self.parts.checkpoints.begin(step)
         with self.parts.tracer.span("checkpoint", step=step):
-            saved = await self._ask_trainer(
-                SaveCheckpoint(step=step, folder=str(folder)), CheckpointSaved
-            )
+            try:
+                saved = await self._ask_trainer(
+                    SaveCheckpoint(step=step, folder=str(folder)), CheckpointSaved
+                )
+            except BaseException:
+                self.parts.checkpoints.abort(step)
+                raise
             await asyncio.to_thread(self.parts.writer.flush, _FLUSH_TIMEOUT_S)
             elapsed = self.state.elapsed_s + time.monotonic() - self.started
             state = self.state.to_checkpoint(self.parts.cursor.state(), elapsed)

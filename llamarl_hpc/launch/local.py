@@ -27,13 +27,16 @@ from llamarl_hpc.config.load import load_config, save_resolved
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import EXIT_OK, EXIT_STOPPED, ConfigError, LlamarlError, RunDirError
 from llamarl_hpc.launch.provenance import describe_software
-from llamarl_hpc.launch.steps import MpiExec, MpiStepLauncher
+from llamarl_hpc.launch.starter import Starter, find_starter, is_one_host, make_launcher
 from llamarl_hpc.models.load import context_length, resolve_model
+from llamarl_hpc.placement import allocation
 from llamarl_hpc.placement import executor_names, resources_of, role_of
 from llamarl_hpc.prompts.dataset import PromptSets, load_prompts
 from llamarl_hpc.rewards.pool import check_rewards
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
+
+log = logging.getLogger(__name__)
 
 # What may change between attempts: nothing that says which prompts, draws or losses come next.
 CHANGEABLE_KEYS = (
@@ -78,7 +81,7 @@ def prepare(config: Config) -> Prepared:
         config=config,
         model_folder=model_folder,
         prompts=load_prompts(config, model_folder),
-        mpiexec=mpiexec,
+        starter=starter,
     )
 
 
@@ -145,6 +148,8 @@ def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -
     """Start the next attempt and see it through. Raises what ended it; run.json says so too."""
     from llamarl_hpc.controller.assemble import assemble
 
+    starter, job = prepared.starter, allocation(os.environ)
+    assert starter is not None, "this was prepared for another machine"
     with _only_controller(run):
         save_resolved(prepared.config, run.config)  # with what a resume changed
         attempt = run.next_attempt()
@@ -154,6 +159,7 @@ def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -
             "started": time.time(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "job_id": job.job_id if job is not None else None,
             "resumed_from_step": None,  # not known before the checkpoints were read
             "outcome": "running",
             "reason": "",
@@ -165,9 +171,8 @@ def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -
                 run,
                 attempt,
                 prompts=prepared.prompts,
-                launcher=MpiStepLauncher(
-                    config=prepared.config, run=run, attempt=attempt, mpiexec=prepared.mpiexec
-                ),
+                launcher=make_launcher(starter, prepared.config, run, attempt),
+                one_host=is_one_host(starter),
                 force_plain=force_plain,
             )
             entry["resumed_from_step"] = controller.state.step
@@ -190,7 +195,10 @@ def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -
             raise
         finally:
             entry["ended"] = time.time()
-            _save_attempt(run, entry)
+            try:
+                _save_attempt(run, entry)
+            except OSError as error:  # a full disk must not hide what ended the attempt
+                log.warning("%s does not say how this attempt ended: %s", run.run_json, error)
 
 
 def _save_attempt(run: RunDir, entry: dict[str, Any]) -> None:
@@ -218,6 +226,7 @@ def _only_controller(run: RunDir) -> Iterator[None]:
 
 
 def _log_to(run: RunDir, attempt: int, level: str) -> None:
+    logging.raiseExceptions = False  # a full disk is told once, not at every line
     handler = logging.FileHandler(run.log(attempt, "controller", 0))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("llamarl_hpc")

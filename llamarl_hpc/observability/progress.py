@@ -6,6 +6,7 @@ optimizer step and for events worth a line, so a batch job's output stays readab
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from dataclasses import dataclass, field
@@ -84,6 +85,17 @@ def step_line(snapshot: Snapshot) -> str:
         f"wait {m.get('time/wait_for_batch', 0.0):.1f})",
     ]
     return "  ".join(parts)
+
+
+class NotesFromLog(logging.Handler):
+    """What is worth a warning in the log is worth a line on the display."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.note(record.getMessage())
 
 
 class PlainProgress:

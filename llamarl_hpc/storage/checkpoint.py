@@ -135,8 +135,8 @@ class CheckpointStore:
         free = shutil.disk_usage(self._folder).free
         if free < needed:
             raise StoreError(
-                f"a checkpoint needs about {needed / 2**30:.1f} GiB but {self._folder} has "
-                f"{free / 2**30:.1f} GiB free; free some space or lower trainer.save_total_limit"
+                f"a checkpoint needs about {_size(needed)} but {self._folder} has {_size(free)} "
+                "free; free some space or lower trainer.save_total_limit"
             )
 
     # ------------------------------------------------------------ reading
@@ -205,6 +205,11 @@ class CheckpointStore:
 
     def _temporary(self, step: int) -> Path:
         return self._folder / f"step_{step:06d}.tmp"
+
+
+def _size(num_bytes: int) -> str:
+    gib = num_bytes / 2**30
+    return f"{gib:.1f} GiB" if gib >= 1.0 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 # ---------------------------------------------------------------- one folder

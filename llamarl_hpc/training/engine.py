@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -234,15 +235,29 @@ class TrainerEngine:
     # ------------------------------------------------------------------ checkpoints
 
     def save(self, folder: Path) -> None:
-        """Write `folder`/zero: model, optimizer, random states of every rank. Collective."""
+        """Write `folder`/zero: model, optimizer, random states of every rank. Collective.
+
+        Raises StoreError when it cannot be written.
+        """
         zero_folder = folder / "zero"
+        try:
+            self._write(zero_folder)
+        except (OSError, RuntimeError) as error:  # torch has no error of its own for a full disk
+            free_mib = shutil.disk_usage(folder).free >> 20
+            shutil.rmtree(zero_folder, ignore_errors=True)  # the last words need some space, too
+            raise StoreError(
+                f"the checkpoint could not be written to {zero_folder}, where {free_mib} MiB are "
+                f"free ({str(error).splitlines()[0]})"
+            ) from error
+        self._world.barrier()
+
+    def _write(self, zero_folder: Path) -> None:
         zero_folder.mkdir(parents=True, exist_ok=True)
         self._engine.save_checkpoint(str(zero_folder), tag=CHECKPOINT_TAG, save_latest=False)
         torch.save(rng_state(), _rng_file(zero_folder, self._world))
         if self._world.is_leader:
             description = {**self._layout(), "policy_version": self.policy_version}
             (zero_folder / _DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
-        self._world.barrier()
 
     def load(self, folder: Path) -> None:
         """Continue exactly from what `save` wrote to the same folder. Collective.

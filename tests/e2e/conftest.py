@@ -29,8 +29,8 @@ def start() -> Iterator[Start]:
     """`start("run", config, ..., folder=run)`; whatever is left after the test is killed."""
     runs: list[LiveRun] = []
 
-    def begin(*arguments: object, folder: Path) -> LiveRun:
-        runs.append(LiveRun(*arguments, "--plain", folder=folder))
+    def begin(*arguments: object, folder: Path, logs: Path | None = None) -> LiveRun:
+        runs.append(LiveRun(*arguments, "--plain", folder=folder, logs=logs))
         return runs[-1]
 
     yield begin

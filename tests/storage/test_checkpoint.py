@@ -140,7 +140,7 @@ def test_a_disk_that_is_visibly_too_full_is_refused_before_writing(
     save(store, 1)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
-    with pytest.raises(StoreError, match=r"has 0.0 GiB free; free some space"):
+    with pytest.raises(StoreError, match=r"has 0.0 MiB free; free some space"):
         store.begin(2)
     assert names(tmp_path) == ["step_000001"]
 

@@ -143,7 +143,7 @@ def test_each_batch_is_one_optimizer_step_whatever_its_micro_batches(
 def test_a_batch_without_a_token_to_train_is_no_step(
     world: World, model_folder: Path, stage: int
 ) -> None:
-    engine = engine_of(world, model_folder, zero_stage=stage)
+    engine = engine_of(world, model_folder, zero_stage=stage, skip_zero_advantage=False)
     before = weights_of(engine)
     batch = random_batch()
     masked = msgspec.structs.replace(batch, loss_mask=np.zeros_like(batch.loss_mask))
