@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from llamarl_hpc.cli import evaluate, export, report, rollouts, run, status
+from llamarl_hpc.cli import bench, evaluate, export, report, rollouts, run, status
 from llamarl_hpc.errors import ConfigError, LlamarlError, StoppedBySignal
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for module in (run, status, rollouts, report, evaluate, export):
+for module in (run, status, rollouts, report, evaluate, export, bench):
     module.register(app)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 Buffer = bytes | bytearray | memoryview
+_MAX_BUFFERS = 512  # of one call
 
 
 def write_text(path: Path, text: str) -> None:
@@ -27,14 +28,19 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_bytes(
-    path: Path, data: Buffer, *, before_rename: Callable[[], None] | None = None
+    path: Path,
+    data: Buffer | Sequence[Buffer],
+    *,
+    before_rename: Callable[[], None] | None = None,
+    sync_name: bool = True,
 ) -> None:
-    """Replace `path` by `data`. `before_rename` is called when the data is on disk, just before it
-    takes the name; if it raises, nothing has changed."""
+    """Replace `path` by `data` (several buffers: end to end). `before_rename` is called when the
+    data is on disk, just before it takes the name; if it raises, nothing has changed. Without
+    `sync_name` the data is durable and the name only once the caller has synced the folder."""
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}.tmp")
     try:
         with open(beside, "wb", buffering=0) as file:
-            _write_all(file.fileno(), memoryview(data))
+            _write_all(file.fileno(), [data] if isinstance(data, Buffer) else data)
             os.fsync(file.fileno())
         if before_rename is not None:
             before_rename()
@@ -42,7 +48,8 @@ def write_bytes(
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if sync_name:
+        sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
@@ -70,7 +77,13 @@ def remove_leftovers(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write_all(descriptor: int, data: memoryview) -> None:
-    data = data.cast("B")
-    while data:  # one write(2) takes at most 2 GiB, and may take less
-        data = data[os.write(descriptor, data) :]
+def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
+    views = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view]
+    first = 0
+    while first < len(views):  # one call takes at most 1,024 buffers and 2 GiB, and may take less
+        written = os.writev(descriptor, views[first : first + _MAX_BUFFERS])
+        while first < len(views) and written >= len(views[first]):
+            written -= len(views[first])
+            first += 1
+        if written:
+            views[first] = views[first][written:]

@@ -28,7 +28,7 @@ def test_a_full_disk_leaves_the_old_content_and_no_litter(
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "writev", full)
     with pytest.raises(OSError, match="No space left"):
         atomic.write_text(path, "new")
     assert path.read_text() == "old"
@@ -36,8 +36,8 @@ def test_a_full_disk_leaves_the_old_content_and_no_litter(
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data)[:3]))
+    writev = os.writev
+    monkeypatch.setattr(os, "writev", lambda fd, data: writev(fd, [bytes(data[0])[:3]]))
     atomic.write_bytes(tmp_path / "x", b"0123456789")
     assert (tmp_path / "x").read_bytes() == b"0123456789"
 

@@ -274,7 +274,7 @@ def test_number_of_objects_does_not_grow_with_rollouts(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused_with_the_way_out(tmp_path: Path) -> None:
     block = build.from_records([make_record(0)], reward_names=[], first_rollout_id=0)
     image = encode(block, {"first_rollout_id": 0})
-    (tmp_path / "segment_000000.h5").write_bytes(image)
+    (tmp_path / "segment_000000.h5").write_bytes(b"".join(image))
     with h5py.File(tmp_path / "segment_000000.h5", "r+", locking=False) as file:
         file.attrs["format_version"] = 99
     with pytest.raises(
@@ -407,11 +407,11 @@ def test_a_full_disk_is_waited_out_and_nothing_is_lost(
 ) -> None:
     write_bytes, failures = atomic.write_bytes, [errno.ENOSPC, errno.EDQUOT, errno.ESTALE]
 
-    def sometimes_full(path: Path, data: bytes) -> None:
+    def sometimes_full(path: Path, data: Any, **options: Any) -> None:
         if failures:
             code = failures.pop()
             raise OSError(code, os.strerror(code))
-        write_bytes(path, data)
+        write_bytes(path, data, **options)
 
     monkeypatch.setattr(atomic, "write_bytes", sometimes_full)
     records = [make_record(i) for i in range(3)]
@@ -424,7 +424,7 @@ def test_a_full_disk_is_waited_out_and_nothing_is_lost(
 def test_an_error_that_stays_is_raised_to_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(path: Path, data: bytes) -> None:
+    def refused(path: Path, data: Any, **options: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(atomic, "write_bytes", refused)

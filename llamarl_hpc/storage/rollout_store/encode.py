@@ -1,12 +1,15 @@
 """One HDF5 file of the store, made in memory.
 
-Columns without a filter go through h5py's low-level calls: a file has about 60 datasets, and at
-0.3 ms each the convenient ones would take longer than the disk.
+A file has about 60 datasets, and most files are the parts that a step waits for. So columns without
+a filter go through h5py's low-level calls, and HDF5 only lays the file out: it says where each
+column lies, and the columns themselves are written from where they are.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
+from bisect import bisect_right
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from llamarl_hpc.errors import StoreError
+from llamarl_hpc.storage.atomic import Buffer
 from llamarl_hpc.storage.rollout_store import blocks
 from llamarl_hpc.storage.rollout_store.layout import (
     FORMAT,
@@ -26,71 +30,155 @@ from llamarl_hpc.storage.rollout_store.layout import (
 )
 from llamarl_hpc.types import Array
 
-CHUNK_ROWS = 32_768  # 128 to 256 KiB: one rollout is read with one chunk of each column
+CHUNK_ROWS = 16_384  # 64 to 128 KiB: one rollout is read with one chunk of each column
 CONTIGUOUS_BYTES = 4096  # smaller columns are cheaper without chunk index and filters
 _WRITE_ROWS = 16 * CHUNK_ROWS  # at a time: h5py lets nobody else in meanwhile
-_HEADER_BYTES = 1 << 17  # what HDF5 itself takes of a file
+_LIBVER = ("earliest", "v108")
 _MAX_ATTRIBUTE_BYTES = 32_768  # an object header message of HDF5's oldest format holds 64 KiB
 
 Attributes = Mapping[str, str | int | float]
+Image = list[Buffer]
+"""A file: buffers end to end. Columns in it are not copies, so they must not change."""
 
 
-def encode(block: Block, attributes: Attributes, *, compression: str = "none") -> bytes:
+def encode(block: Block, attributes: Attributes, *, compression: str = "none") -> Image:
     """The HDF5 file that holds `block`, readable by HDF5 1.8 and later.
 
     With a compression ("gzip", "lzf"), or "checksum" for none, columns are chunked and every chunk
     carries a checksum. Columns that are not chunked have theirs in the file's attribute
     `checksums`. Raises StoreError for an attribute that is too long.
     """
-    import h5py
-
+    chunked = {path for path, array in block.items() if _is_chunked(array, compression)}
     own: dict[str, str | int | float] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "format_minor": FORMAT_MINOR,
         "table_rows": " ".join(f"{t}={blocks.num_rows(block, t)}" for t in TABLES),
+        "rewards": json.dumps([p.split("/")[1] for p in block if p.startswith("rewards/")]),
+        "checksums": " ".join(
+            f"{path}={checksum(array)}" for path, array in block.items() if path not in chunked
+        ),
     }
-    chunked = {path for path, array in block.items() if _is_chunked(array, compression)}
-    own["checksums"] = " ".join(
-        f"{path}={checksum(array)}" for path, array in block.items() if path not in chunked
-    )
-    with _new_file(blocks.num_bytes(block)) as file:
-        for name, value in (dict(attributes) | own).items():
-            _write_attribute(file.id, name, value)
-        groups = {table: file.create_group(table) for table in (*TABLES, "rewards")}
-        space = _Plain(h5py)
+    attributes = dict(attributes) | own
+    if compression == "none":
+        return _encode_plain(block, attributes)
+    return [_encode_chunked(block, attributes, chunked, compression)]
+
+
+def _encode_plain(block: Block, attributes: Attributes) -> Image:
+    import h5py
+
+    sink = _Sink()
+    placed: list[tuple[int, Array]] = []
+    with h5py.File(sink, "w", libver=_LIBVER) as file:
+        groups = _write_header(file, attributes)
+        writer = _Plain()
         for path, array in block.items():
-            column = column_of(path)
-            group = groups[path.split("/")[0]]
+            dataset = writer.create(groups[path.split("/")[0]].id, column_of(path), array)
+            if len(array):
+                placed.append((dataset.get_offset(), array))
+    return sink.image(placed)
+
+
+def _encode_chunked(
+    block: Block, attributes: Attributes, chunked: set[str], compression: str
+) -> bytes:
+    import h5py
+
+    with h5py.File(
+        f"rollouts-{secrets.token_hex(8)}",  # HDF5 takes files of one name in a process for one
+        "w",
+        driver="core",
+        backing_store=False,
+        block_size=max(1 << 16, blocks.num_bytes(block) // 8),
+        libver=_LIBVER,
+    ) as file:
+        groups = _write_header(file, attributes)
+        writer = _Plain()
+        for path, array in block.items():
+            group, column = groups[path.split("/")[0]], column_of(path)
             if path in chunked:
-                dataset = _write_chunked(group, column, array, compression)
+                _write_chunked(group, column, array, compression)
             else:
-                dataset = space.write(group.id, column, array)
-            if column.unit:
-                _write_attribute(dataset, "unit", column.unit)
+                writer.write(group.id, column, array)
         file.flush()
         image: bytes = file.id.get_file_image()
     return image
+
+
+def _write_header(file: Any, attributes: Attributes) -> dict[str, Any]:
+    """Attributes and the groups, by table."""
+    for name, value in attributes.items():
+        _write_attribute(file.id, name, value)
+    return {table: file.create_group(table) for table in (*TABLES, "rewards")}
+
+
+class _Sink:
+    """What HDF5 writes when it lays out a file: small pieces between the columns.
+
+    A file object to h5py, which is written and never read.
+    """
+
+    def __init__(self) -> None:
+        self._position = 0
+        self._size = 0
+        self._pieces: list[tuple[int, bytes]] = []
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        self._position = (0, self._position, self._size)[whence] + position
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        raise OSError(f"{size} bytes of a file that is being laid out were read")
+
+    def readinto(self, buffer: Any) -> int:
+        raise OSError(f"{len(buffer)} bytes of a file that is being laid out were read")
+
+    def write(self, data: Any) -> int:
+        self._pieces.append((self._position, bytes(data)))
+        self._position += len(data)
+        self._size = max(self._size, self._position)
+        return len(data)
+
+    def truncate(self, size: int) -> int:
+        self._size = size
+        return size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def image(self, placed: list[tuple[int, Array]]) -> Image:
+        """The whole file: the columns at their offsets, the pieces in the gaps between them."""
+        starts, gaps, image = [], list[bytearray](), list[Buffer]()
+        end = 0
+        for offset, array in [*sorted(placed, key=lambda p: p[0]), (self._size, None)]:
+            assert offset >= end, "columns overlap"
+            starts.append(end)
+            gaps.append(bytearray(offset - end))
+            image.append(gaps[-1])
+            if array is not None:
+                image.append(_bytes_of(array))
+                end = offset + array.nbytes
+        for position, data in self._pieces:  # in order: the last word counts
+            gap = bisect_right(starts, position) - 1
+            at = position - starts[gap]
+            assert at + len(data) <= len(gaps[gap]), "HDF5 wrote into a column"
+            gaps[gap][at : at + len(data)] = data
+        return image
 
 
 def checksum(array: Array) -> str:
     """XXH3, 64 bits, of the bytes as they lie in the file; 16 hexadecimal digits."""
     import xxhash
 
-    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array).view(np.uint8).data)
+    return xxhash.xxh3_64_hexdigest(_bytes_of(array))
 
 
-def _new_file(num_bytes: int) -> Any:
-    import h5py
-
-    return h5py.File(
-        f"rollouts-{secrets.token_hex(8)}",  # HDF5 takes files of one name in a process for one
-        "w",
-        driver="core",
-        backing_store=False,
-        block_size=num_bytes + _HEADER_BYTES,  # grows once
-        libver=("earliest", "v108"),
-    )
+def _bytes_of(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).view(np.uint8).data
 
 
 def _is_chunked(array: Array, compression: str) -> bool:
@@ -98,24 +186,35 @@ def _is_chunked(array: Array, compression: str) -> bool:
 
 
 class _Plain:
-    """Writes contiguous columns; their space is not filled before it is written."""
+    """Contiguous columns; each has its place at once and is not filled before it is written."""
 
-    def __init__(self, h5py: Any) -> None:
-        self._h5py = h5py
-        self._creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        self._creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    def __init__(self) -> None:
+        from h5py import h5d, h5p
 
-    def write(self, group: Any, column: Column, array: Array) -> Any:
-        h5d, h5s = self._h5py.h5d, self._h5py.h5s
+        self._creation = h5p.create(h5p.DATASET_CREATE)
+        self._creation.set_fill_time(h5d.FILL_TIME_NEVER)
+        self._creation.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+
+    def create(self, group: Any, column: Column, array: Array) -> Any:
+        from h5py import h5d, h5s
+
         kind = _file_type(column.path, array.dtype.itemsize)
         shape = h5s.create_simple(array.shape)
         dataset = h5d.create(group, column.name.encode(), kind, shape, self._creation)
-        if len(array):
-            dataset.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(array), mtype=kind)
+        if column.unit:
+            _write_attribute(dataset, "unit", column.unit)
         return dataset
 
+    def write(self, group: Any, column: Column, array: Array) -> None:
+        from h5py import h5s
 
-def _write_chunked(group: Any, column: Column, array: Array, compression: str) -> Any:
+        dataset = self.create(group, column, array)
+        if len(array):
+            kind = _file_type(column.path, array.dtype.itemsize)
+            dataset.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(array), mtype=kind)
+
+
+def _write_chunked(group: Any, column: Column, array: Array, compression: str) -> None:
     options: dict[str, Any] = {
         "chunks": (min(len(array), CHUNK_ROWS),),
         "fletcher32": True,
@@ -130,7 +229,8 @@ def _write_chunked(group: Any, column: Column, array: Array, compression: str) -
     values = array.view(dtype)  # same bytes; h5py converts between equal types only
     for start in range(0, len(array), _WRITE_ROWS):
         dataset[start : start + _WRITE_ROWS] = values[start : start + _WRITE_ROWS]
-    return dataset.id
+    if column.unit:
+        _write_attribute(dataset.id, "unit", column.unit)
 
 
 def _dtype(column: Column, itemsize: int) -> np.dtype[Any]:

@@ -7,7 +7,8 @@
 Who waits for whom: `append` waits only while the queue is full, `flush` and `close` until the
 disk has everything before them; each with a deadline. The writer waits for the disk (two images
 ahead of it at most) and for the joiner (one segment at a time). The disk thread does things in the
-order they were handed over and waits for nobody but the file system. Why a kill cannot hurt what
+order they were handed over and waits for nobody but the file system; flushes that have piled up
+meanwhile share one sync of the folder. Why a kill cannot hurt what
 is on disk: see the package.
 """
 
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -28,7 +30,7 @@ from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage import atomic
 from llamarl_hpc.storage.records import GroupRecord
 from llamarl_hpc.storage.rollout_store import blocks, build
-from llamarl_hpc.storage.rollout_store.encode import Attributes, encode
+from llamarl_hpc.storage.rollout_store.encode import Attributes, Image, encode
 from llamarl_hpc.storage.rollout_store.file import (
     RolloutFile,
     open_path,
@@ -51,6 +53,7 @@ RETRY_S = 600.0  # for how long a full disk is waited out
 DIRECT_SHARE = 32  # uncompressed, a flush of 1/32 segment is closed at once: not written twice
 _POLL_S = 0.25  # between looks at whether the thread is still there
 _IMAGES = 2  # built ahead of the disk
+_MAX_SHARED = 4  # flushes that share one sync of the folder
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO, errno.EREMOTEIO}
 
 
@@ -73,6 +76,15 @@ class _Flush:
 
     done: threading.Event
     close: bool = False
+
+
+@dataclass(frozen=True)
+class _Write:
+    """A file for the disk thread."""
+
+    path: Path
+    image: Image
+    replaces: Path | None = None  # parts that go once the file is durable
 
 
 class RolloutWriter:
@@ -109,7 +121,7 @@ class RolloutWriter:
         self._error: BaseException | None = None
         self._closed = False
         self._queue: queue.Queue[GroupRecord | _Flush] = queue.Queue(QUEUE_RECORDS)
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(_IMAGES)
+        self._jobs: queue.Queue[_Write | _Flush] = queue.Queue(_IMAGES)
         self._joiner: threading.Thread | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._thread = self._start(self._run, "rollout-writer")
@@ -205,10 +217,36 @@ class RolloutWriter:
             self._flush_if_due()
 
     def _run_disk(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._persist(job)
+        written, flushes = list[_Write](), list[_Flush]()
+        while True:
+            try:
+                job = self._jobs.get(block=not (written or flushes))
+            except queue.Empty:
+                self._settle(written, flushes)
+                continue
+            if isinstance(job, _Write):
+                self._persist(partial(atomic.write_bytes, job.path, job.image, sync_name=False))
+                written.append(job)
+                continue
+            flushes.append(job)
+            if job.close or len(flushes) == _MAX_SHARED:
+                self._settle(written, flushes)
+            if job.close:
+                return
 
-    def _submit(self, job: Callable[[], None] | None) -> None:
+    def _settle(self, written: list[_Write], flushes: list[_Flush]) -> None:
+        """Make the names of what was written durable, then say so."""
+        for folder in {job.path.parent for job in written}:
+            self._persist(partial(atomic.sync_folder, folder))
+        for job in written:
+            if job.replaces is not None:
+                shutil.rmtree(job.replaces, ignore_errors=True)
+        for flush in flushes:
+            flush.done.set()
+        written.clear()
+        flushes.clear()
+
+    def _submit(self, job: _Write | _Flush) -> None:
         """Hand over to the disk; waits while it is behind, and not for one that has failed."""
         while self._error is None:
             try:
@@ -230,9 +268,7 @@ class RolloutWriter:
             if item.close:
                 self._close_segment()
                 self._wait_for_joiner()
-            self._submit(item.done.set)
-            if item.close:
-                self._submit(None)
+            self._submit(item)
             return item.close
         if item is not None:
             self._pending_since = self._pending_since if self._pending else time.monotonic()
@@ -291,11 +327,12 @@ class RolloutWriter:
     def _submit_part(self, block: Block) -> None:
         if self._segment is None:
             self._segment = _OpenSegment(self._persist(self._claim_segment))
+            self._persist(partial(atomic.sync_folder, self._folder))
         segment = self._segment
         part = len(segment.blocks)
         path = open_path(self._folder, segment.number) / f"part_{part:06d}.h5"
         image = self._image(segment.number, block, part=part)
-        self._submit(lambda: atomic.write_bytes(path, image))
+        self._submit(_Write(path, image))
         segment.add(block)
         if self._is_full(segment):
             self._close_segment()
@@ -319,7 +356,6 @@ class RolloutWriter:
             except FileExistsError:
                 continue
             if not segment_path(self._folder, number).exists():
-                atomic.sync_folder(self._folder)
                 return number
             opened.rmdir()
 
@@ -342,7 +378,7 @@ class RolloutWriter:
         image = self._image(segment.number, blocks.join(segment.blocks), part=-1, joined=True)
         self._submit_segment(segment.number, image)
 
-    def _image(self, number: int, block: Block, *, part: int, joined: bool = False) -> bytes:
+    def _image(self, number: int, block: Block, *, part: int, joined: bool = False) -> Image:
         attributes = self._file_attributes(number, block, self._attributes)
         compression = self._closed_compression if joined else "none"
         return encode(block, attributes | {"part": part}, compression=compression)
@@ -351,13 +387,10 @@ class RolloutWriter:
     def _closed_compression(self) -> str:
         return "checksum" if self._config.compression == "none" else self._config.compression
 
-    def _submit_segment(self, number: int, image: bytes) -> None:
-        self._submit(lambda: self._write_segment(number, image))
-
-    def _write_segment(self, number: int, image: bytes) -> None:
+    def _submit_segment(self, number: int, image: Image) -> None:
         """A closed segment takes the place of its parts the moment it is named."""
-        atomic.write_bytes(segment_path(self._folder, number), image)
-        shutil.rmtree(open_path(self._folder, number), ignore_errors=True)
+        path = segment_path(self._folder, number)
+        self._submit(_Write(path, image, replaces=open_path(self._folder, number)))
 
     def _file_attributes(self, number: int, block: Block, attributes: Attributes) -> dict[str, Any]:
         ids = block["rollouts/rollout_id"]
@@ -397,7 +430,8 @@ class RolloutWriter:
         block = blocks.join(parts)
         attributes = self._file_attributes(number, block, attributes) | {"part": -1}
         image = encode(block, attributes, compression=self._closed_compression)
-        self._write_segment(number, image)
+        atomic.write_bytes(segment_path(self._folder, number), image)
+        shutil.rmtree(open_path(self._folder, number), ignore_errors=True)
 
 
 def _num_bytes(record: GroupRecord) -> int:

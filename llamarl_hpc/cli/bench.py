@@ -1,0 +1,69 @@
+"""`llamarl-hpc bench rollouts`: the figures of the README, on your machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the sub-commands to the app."""
+    bench = typer.Typer(no_args_is_help=True, help="Measure parts of the system on this machine.")
+    bench.callback()(_group)
+    bench.command("rollouts")(rollouts)
+    app.add_typer(bench, name="bench")
+
+
+def _group() -> None:
+    """Measure parts of the system on this machine."""
+
+
+def rollouts(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures here.")
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Measure the file system of this folder.")
+    ] = Path(),
+    num_rollouts: Annotated[int, typer.Option("--rollouts", min=1, help="Of one flush.")] = 256,
+    num_tokens: Annotated[
+        int, typer.Option("--tokens", min=2, help="Of one rollout, mean.")
+    ] = 1000,
+    num_flushes: Annotated[int, typer.Option("--flushes", min=1, help="Of one round.")] = 24,
+    num_rounds: Annotated[int, typer.Option("--rounds", min=1, help="The median counts.")] = 5,
+    num_segments: Annotated[
+        int, typer.Option("--segments", min=1, help="To read, of 1000 rollouts each.")
+    ] = 1000,
+    step_s: Annotated[
+        float, typer.Option("--step-seconds", help="Step that the writer's share is taken of.")
+    ] = 10.0,
+) -> None:
+    """Rollout store: appending against a raw file, scanning, one rollout by its id."""
+    from rich.console import Console
+
+    from llamarl_hpc.cli.bench_rollouts import Shape, measure
+    from llamarl_hpc.cli.figures import write_figures
+
+    shape = Shape(
+        num_rollouts=num_rollouts,
+        num_tokens=num_tokens,
+        num_flushes=num_flushes,
+        num_rounds=num_rounds,
+        num_segments=num_segments,
+        step_s=step_s,
+    )
+    figures = measure(folder, shape)
+    Console().print(_table(figures))
+    if json_file is not None:
+        write_figures(json_file, figures)
+
+
+def _table(figures: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value}")
+    return table
