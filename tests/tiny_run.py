@@ -102,8 +102,14 @@ def cli(*arguments: object, timeout_s: float = 120.0, **environment: str) -> Ans
 class LiveRun:
     """A `run` or `resume` that goes on while the test looks at it, or kills parts of it."""
 
-    def __init__(self, *arguments: object, folder: Path, logs: Path | None = None) -> None:
-        """`folder` is the run's; what the command prints goes to files in `logs`."""
+    def __init__(
+        self,
+        *arguments: object,
+        folder: Path,
+        logs: Path | None = None,
+        stdout: int | None = None,
+    ) -> None:
+        """`folder` is the run's; what the command prints goes to files in `logs` (or `stdout`)."""
         self.folder = folder
         self.mark = secrets.token_hex(8)
         self._lines_before = len(lines_of(folder))
@@ -113,7 +119,7 @@ class LiveRun:
             self.process = subprocess.Popen(
                 [*COMMAND, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=out if stdout is None else stdout,
                 stderr=err,
                 env=_environment() | {_MARK: self.mark},
                 start_new_session=True,

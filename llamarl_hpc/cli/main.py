@@ -6,12 +6,18 @@ Nothing heavy is imported here: every command imports what it needs when it is c
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import sys
+from typing import NoReturn
 
 import typer
 
 from llamarl_hpc.cli import bench, evaluate, export, report, rollouts, run, status
-from llamarl_hpc.errors import ConfigError, LlamarlError, StoppedBySignal
+from llamarl_hpc.errors import EXIT_USER_ERROR, ConfigError, LlamarlError, StoppedBySignal
+
+# What the user can mend; any other error of the system is a fault of ours and keeps its traceback.
+_REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 app = typer.Typer(
     name="llamarl-hpc",
@@ -31,8 +37,17 @@ def main() -> None:
     except LlamarlError as error:
         kind = "" if isinstance(error, StoppedBySignal) else "error: "
         text = str(error) if not isinstance(error, ConfigError) else " ".join(str(error).split())
-        sys.stderr.write(f"{kind}{text}\n")
-        sys.exit(error.exit_code)
+        _end(f"{kind}{text}", error.exit_code)
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        _end(f"error: the file system refused {error.filename}: {error.strerror}", EXIT_USER_ERROR)
+
+
+def _end(text: str, code: int) -> NoReturn:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        sys.stderr.write(f"{text}\n")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

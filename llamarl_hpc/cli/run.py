@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,13 +66,14 @@ def resume(
 
 def _attempt(folder: RunDir, prepared: Prepared, plain: bool) -> None:
     from llamarl_hpc.cli.summary import print_summary
-    from llamarl_hpc.errors import ExecutorFailed, StoppedBySignal
+    from llamarl_hpc.errors import ExecutorFailed, StoppedBySignal, StoreError
     from llamarl_hpc.launch.local import run_attempt
 
     try:
         run_attempt(folder, prepared, force_plain=plain)
-    except (ExecutorFailed, StoppedBySignal):
-        typer.echo(f"continue with: llamarl-hpc resume {folder.path}", err=True)
+    except (ExecutorFailed, StoppedBySignal, StoreError):
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            typer.echo(f"continue with: llamarl-hpc resume {folder.path}", err=True)
         raise
     finally:
         print_summary(folder)

@@ -210,7 +210,10 @@ class Controller:
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             loop.add_signal_handler(number, self.request_stop, signal.Signals(number).name)
 
     def request_stop(self, reason: str) -> None:

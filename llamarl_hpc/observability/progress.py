@@ -7,8 +7,10 @@ optimizer step and for events worth a line, so a batch job's output stays readab
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,8 +68,8 @@ def make_progress(*, force_plain: bool = False) -> Progress:
     """Live in a terminal, else plain."""
     console = Console()
     if force_plain or not console.is_terminal:
-        return PlainProgress()
-    return LiveProgress(console)
+        return SturdyProgress(PlainProgress())
+    return SturdyProgress(LiveProgress(console))
 
 
 def step_line(snapshot: Snapshot) -> str:
@@ -96,6 +98,36 @@ class NotesFromLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._progress.note(record.getMessage())
+
+
+class SturdyProgress:
+    """A display whose reader may go away (a closed terminal, `| head`) without ending the run.
+
+    From then on standard output leads nowhere.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def step(self, snapshot: Snapshot) -> None:
+        self._show(lambda: self._progress.step(snapshot))
+
+    def refresh(self, snapshot: Snapshot) -> None:
+        self._show(lambda: self._progress.refresh(snapshot))
+
+    def note(self, text: str) -> None:
+        self._show(lambda: self._progress.note(text))
+
+    def close(self) -> None:
+        self._show(self._progress.close)
+
+    def _show(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.close(nowhere)
 
 
 class PlainProgress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_run import LiveRun, Start, write_run_files
@@ -29,8 +30,8 @@ def start() -> Iterator[Start]:
     """`start("run", config, ..., folder=run)`; whatever is left after the test is killed."""
     runs: list[LiveRun] = []
 
-    def begin(*arguments: object, folder: Path, logs: Path | None = None) -> LiveRun:
-        runs.append(LiveRun(*arguments, "--plain", folder=folder, logs=logs))
+    def begin(*arguments: object, **where: Any) -> LiveRun:
+        runs.append(LiveRun(*arguments, "--plain", **where))
         return runs[-1]
 
     yield begin

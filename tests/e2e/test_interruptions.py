@@ -108,3 +108,20 @@ def test_ctrl_c_during_start_up_and_twice_in_a_step(start: Start, tmp_path: Path
     answer = run.finish(3)
     assert answer.code == 4 and "at once" in answer.err
     books_are_sound(folder)
+
+
+def test_a_closed_terminal_stops_a_run_like_a_signal(start: Start, tmp_path: Path) -> None:
+    config, folder = write_run_files(tmp_path), tmp_path / "run"
+    (tmp_path / "slow").touch()
+    reader, writer = os.pipe()
+    run = start("run", config, "--run-dir", folder, folder=folder, stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 11) == b"run folder:"
+    os.close(reader)  # nobody reads on: `llamarl-hpc run ... | head -1`
+    run.wait_for_step(2)
+    run.process.send_signal(signal.SIGHUP)
+    answer = run.finish(20)
+    assert answer.code == 4
+    assert "stopped by SIGHUP after step" in answer.err and "with a checkpoint" in answer.err
+    assert "Traceback" not in answer.err and "BrokenPipe" not in answer.err
+    books_are_sound(folder)
