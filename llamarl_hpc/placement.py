@@ -13,14 +13,18 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.errors import ExecutorFailed
+from llamarl_hpc.slurm_text.cpu_counts import expand_counts
+from llamarl_hpc.slurm_text.node_list import expand_nodes
 
 MARKER = "LLAMARL_EXECUTOR"  # set by launch/steps.py for every rank it starts
+ONE_HOST = "LLAMARL_ONE_HOST"  # "0" or "1", set by launch/srun.py: it alone knows the nodes
 
 # What each launcher calls the number of ranks of this step; the first that is set is compared
 # with MPI's own answer, so that an MPI that cannot talk to the launcher is noticed at once.
@@ -46,6 +50,15 @@ def resources_of(config: Config, executor: str) -> ResourceConfig:
 def device_of(config: Config, executor: str) -> str:
     """`cuda` when the executor asks for GPUs, else `cpu`."""
     return "cuda" if resources_of(config, executor).gpus_per_node else "cpu"
+
+
+def is_one_host(config: Config) -> bool:
+    """Whether trainer and generators share a machine. Job steps are told by their launcher; else
+    parts that name a partition are taken for components of a Slurm job, on nodes of their own."""
+    if told := os.environ.get(ONE_HOST):
+        return told == "1"
+    blocks = (config.resources.trainer, config.resources.generator)
+    return all(block.nodes == 1 and block.partition is None for block in blocks)
 
 
 def row_length(config: Config) -> int:
@@ -126,7 +139,8 @@ def detect() -> World:
             comm.rank,
             socket.gethostname(),
             f"the launcher started {announced} ranks but MPI sees {comm.size} ({version}); "
-            "start it with the mpiexec of the MPI that mpi4py found",
+            "start it with the mpiexec of the MPI that mpi4py found; under Slurm set launch.mpi "
+            "(pmix for Open MPI, pmi2 for MPICH; 'srun --mpi=list' shows what there is)",
         )
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     return World(
@@ -136,6 +150,91 @@ def detect() -> World:
         local_size=node.size,
         comm=comm,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSet:
+    """Nodes of one kind: a component of a heterogeneous job, or all of an ordinary one."""
+
+    nodes: list[str]
+    cpus: list[int]  # of each node, that are ours
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """The Slurm job around this process."""
+
+    job_id: str  # of a heterogeneous job: the leader's
+    components: list[NodeSet]
+    is_heterogeneous: bool
+    in_step: bool  # this process is part of a job step, which holds what it was given
+
+    @property
+    def hosts(self) -> set[str]:
+        return {node for component in self.components for node in component.nodes}
+
+
+_INTERACTIVE_STEP = "4294967290"  # the shell that salloc opens on a node, where sites want that
+
+
+def allocation(environ: Mapping[str, str]) -> Allocation | None:
+    """The job that `environ` describes: in a batch script, a job step, or a shell of salloc."""
+    job_id = environ.get("SLURM_JOB_ID")
+    if not job_id or "SLURM_JOB_NODELIST" not in environ:
+        return None
+    size = int(environ.get("SLURM_HET_SIZE", "0"))
+    suffixes = [f"_HET_GROUP_{k}" for k in range(size)] if size else [""]
+    return Allocation(
+        job_id=environ.get("SLURM_JOB_ID_HET_GROUP_0", job_id),
+        components=[_node_set(environ, suffix) for suffix in suffixes],
+        is_heterogeneous=size > 0,
+        in_step=environ.get("SLURM_STEP_ID", _INTERACTIVE_STEP) != _INTERACTIVE_STEP,
+    )
+
+
+def _node_set(environ: Mapping[str, str], suffix: str) -> NodeSet:
+    nodes = expand_nodes(environ[f"SLURM_JOB_NODELIST{suffix}"])
+    cpus = expand_counts(environ.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}", f"1(x{len(nodes)})"))
+    return NodeSet(nodes=nodes, cpus=cpus)
+
+
+# What srun needs to find its job; everything else that Slurm put into the environment would be
+# taken for options of the step (bindings, memory, tasks, GPUs of a request of another shape).
+_KEPT = {"SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME"}
+_KEPT |= {"SLURM_HET_SIZE", "SLURM_JOB_NODELIST", "SLURM_NODE_ALIASES", "SLURM_RESTART_COUNT"}
+_KEPT_OF_COMPONENT = ("SLURM_JOB_ID_HET_GROUP_", "SLURM_JOB_NODELIST_HET_GROUP_")
+_FROM_LAUNCHERS: tuple[str, ...] = (
+    "SLURM_",
+    "SLURMD_",
+    "SRUN_",
+    "SBATCH_",
+    "SALLOC_",
+    "PMI_",
+    "PMI2_",
+    "PMIX_",
+)
+_FROM_LAUNCHERS += ("OMPI_", "MPI_LOCAL", "HYDRA_", "SUBMITIT_")
+
+
+def inside_allocation(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for an srun in the job around us, which is to hear of nothing but its arguments."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_FROM_LAUNCHERS)
+        or name in _KEPT
+        or name.startswith(_KEPT_OF_COMPONENT)
+    }
+
+
+def outside_allocation(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for commands about other jobs, sbatch first of all: variables of a job around us,
+    and the SBATCH_ ones that would override the batch script, are gone."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_FROM_LAUNCHERS) or name == "SLURM_CONF"
+    }
 
 
 def lower_priority(nice: int) -> None:

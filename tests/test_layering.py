@@ -22,7 +22,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 # parts whose modules may be imported by everything above
-VOCABULARY = {"errors", "types", "run_dir", "placement", "config", "channels.messages"}
+VOCABULARY = {"errors", "types", "run_dir", "placement", "config", "slurm_text"}
+VOCABULARY |= {"channels.messages"}
 LAYERS = [
     VOCABULARY,
     {"prompts", "generation", "rewards", "batching", "training", "weight_sync"}  # stages
@@ -57,7 +58,7 @@ DOORS = {
 
 # what a login node and the controller load: no torch
 TORCH_FREE = ("config", "prompts", "rewards", "batching", "channels", "storage", "observability")
-TORCH_FREE += ("controller", "cli", "errors", "types", "run_dir", "placement")
+TORCH_FREE += ("controller", "cli", "errors", "types", "run_dir", "placement", "slurm_text")
 
 
 @cache

@@ -7,15 +7,20 @@ them are reported at once, so that a user does not meet them one run at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from llamarl_hpc.config.schema import Config
+from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.slurm_text.gres import count_gpus
+from llamarl_hpc.slurm_text.memory import parse_memory
+from llamarl_hpc.slurm_text.option_names import check_option
+from llamarl_hpc.slurm_text.time_limit import parse_time
 
 
 def check(config: Config) -> None:
     """Raise ConfigError when keys contradict each other; one sentence per contradiction."""
-    rules = (_data, _group, _lengths, _algorithm, _steps, _rewards, _optimizer, _processes)
+    rules = [_data, _group, _lengths, _algorithm, _steps, _rewards, _optimizer, _processes]
+    rules.append(_resources)
     sentences = [sentence for rule in rules for sentence in rule(config)]
     if sentences:
         raise ConfigError("\n".join(sentences))
@@ -179,3 +184,87 @@ def _processes(config: Config) -> Iterator[str]:
             f"weight_sync.transport 'shared_memory' works on one node but an executor has "
             f"{nodes}; use 'collective' or 'auto'"
         )
+
+
+def _resources(config: Config) -> Iterator[str]:
+    resources = config.resources
+    blocks = {"trainer": resources.trainer, "generator": resources.generator}
+    blocks |= {"reward": resources.reward}
+    if resources.job is not None:
+        blocks["job"] = resources.job
+    for name, block in blocks.items():
+        yield from (f"resources.{name}.{sentence}" for sentence in _block(block))
+    if config.generator.replicas_per_node > 1 and resources.generator.nodes > 1:
+        yield (
+            f"generator.replicas_per_node is {config.generator.replicas_per_node} but a replica "
+            f"has {resources.generator.nodes} nodes (resources.generator.nodes); set one of them "
+            "to 1"
+        )
+
+
+def _block(block: ResourceConfig) -> Iterator[str]:
+    """What is wrong within one block of resources; every sentence begins with a key."""
+    amounts = {"mem": block.mem, "mem_per_cpu": block.mem_per_cpu, "mem_per_gpu": block.mem_per_gpu}
+    given = {key: amount for key, amount in amounts.items() if amount is not None}
+    if len(given) > 1:
+        yield f"{' and '.join(given)} exclude one another; keep one of them"
+    for key, amount in given.items():
+        yield from _refused(key, parse_memory, amount)
+    if block.time is not None:
+        yield from _refused("time", parse_time, block.time)
+    if not block.gpus_per_node:
+        for key in ("gpu_type", "mem_per_gpu"):
+            if getattr(block, key) is not None:
+                yield f"{key} is set but gpus_per_node is 0; set gpus_per_node too"
+    elif block.gpu_request == "gpus_per_task" and block.gpus_per_node % block.ntasks_per_node:
+        yield (
+            f"gpus_per_node is {block.gpus_per_node}, which {block.ntasks_per_node} tasks "
+            "(ntasks_per_node) cannot share evenly as gpu_request gpus_per_task wants; set it to "
+            "a multiple"
+        )
+    for name, value in block.options.items():
+        yield from _option(name, value)
+
+
+def _option(name: str, value: str) -> Iterator[str]:
+    yield from _refused(f"options.{name}", check_option, name)
+    key = name.strip().removeprefix("--").replace("-", "_")
+    if key in ResourceConfig.model_fields:
+        yield f"options.{name} is a key of its own; write {key} without 'options'"
+    elif key in _OURS:
+        yield f"options.{name} is set by the run itself; remove it"
+    elif key in _OTHER_GPU_OPTIONS or (key == "gres" and _has_gpus(value)):
+        yield (
+            f"options.{name} asks for GPUs of which the run would not know; write gpus_per_node, "
+            "with gpu_type and gpu_request as the site wants them"
+        )
+
+
+def _has_gpus(gres: str) -> bool:
+    try:
+        return count_gpus(gres, nodes=1) > 0
+    except ConfigError:
+        return True
+
+
+# options of sbatch that a component cannot have, or that the launcher writes
+_OURS = {
+    "output",
+    "error",
+    "open_mode",
+    "job_name",
+    "signal",
+    "array",
+    "ntasks",
+    "parsable",
+    "wait",
+}
+_OURS |= {"requeue", "no_requeue", "input", "chdir"}
+_OTHER_GPU_OPTIONS = {"gpus", "gpus_per_task", "gpus_per_socket", "tres_per_task"}
+
+
+def _refused(key: str, parse: Callable[[str], object], text: str) -> Iterator[str]:
+    try:
+        parse(text)
+    except ConfigError as error:
+        yield f"{key}: {error}"

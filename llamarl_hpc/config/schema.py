@@ -252,6 +252,11 @@ class GeneratorConfig(Block):
 
     engine: Literal["native"] = Field("native", description="Native PyTorch engine.")
     replicas: PositiveInt = Field(2, description="Number of replicas.")
+    replicas_per_node: PositiveInt = Field(
+        1,
+        description="Replicas that share a node of their Slurm component; each then gets what "
+        "`resources.generator` says.",
+    )
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Weights and KV cache.")
     max_concurrency: PositiveInt = Field(64, description="Sequences decoded at a time, a replica.")
     prefill_tokens: PositiveInt = Field(
@@ -322,7 +327,29 @@ class ChannelConfig(Block):
 class LaunchConfig(Block):
     """How job steps are started."""
 
-    extra_args: list[str] = Field(default_factory=list, description="More arguments for mpiexec.")
+    launcher: Literal["auto", "mpiexec", "srun"] = Field(
+        "auto",
+        description="`srun`: every executor is a job step of the Slurm job around the run. "
+        "`mpiexec`: all on this machine. `auto`: srun in a batch script or `salloc`, else mpiexec.",
+    )
+    mpi: str = Field(
+        "auto",
+        description="`--mpi` of srun, e.g. `pmix`, `pmi2`, `cray_shasta`; `default` leaves it to "
+        "the site. `auto`: pmix for Open MPI, pmi2 for MPICH, if srun has it.",
+    )
+    extra_args: list[str] = Field(
+        default_factory=list,
+        description="More arguments for mpiexec or srun, whichever starts the executors.",
+    )
+    signal_delay_s: PositiveInt = Field(
+        180,
+        description="Seconds before the time limit at which Slurm tells the run to finish its step "
+        "and write a checkpoint. Slurm may be up to 60 s late.",
+    )
+    setup: list[str] = Field(
+        default_factory=list,
+        description="Lines of shell for the batch script, before the run starts: modules, exports.",
+    )
     env: dict[str, str] = Field(default_factory=dict, description="Environment of every executor.")
     max_restarts: NonNegativeInt = Field(
         3,
@@ -341,9 +368,24 @@ class ResourceConfig(Block):
     ntasks_per_node: PositiveInt = Field(1, description="MPI ranks on each node.")
     cpus_per_task: PositiveInt = Field(1, description="Cores, and threads, of a rank.")
     gpus_per_node: NonNegativeInt = Field(0, description="GPUs; 0 runs on CPU.")
-    mem: str | None = Field(None, description="Memory per node, as Slurm writes it.")
+    gpu_type: str | None = Field(None, description="Type of the GPUs, where a site has several.")
+    gpu_request: Literal["gpus_per_node", "gres", "gpus_per_task"] = Field(
+        "gpus_per_node", description="The option by which the site wants GPUs to be asked for."
+    )
+    mem: str | None = Field(
+        None, description="Memory per node, as Slurm writes it; `0` is all of a node."
+    )
+    mem_per_cpu: str | None = Field(None, description="Instead of `mem`: memory per core.")
+    mem_per_gpu: str | None = Field(None, description="Instead of `mem`: memory per GPU.")
     constraint: str | None = Field(None, description="Slurm node features.")
-    time: str | None = Field(None, description="Time limit, as Slurm writes it.")
+    time: str | None = Field(
+        None, description="Time limit, as Slurm writes it; the same for all executors."
+    )
+    options: dict[str, str] = Field(
+        default_factory=dict,
+        description="Other options of sbatch by their long names, e.g. `exclude: node7`; an empty "
+        "text for those without a value.",
+    )
 
     @property
     def num_ranks(self) -> int:
@@ -351,11 +393,16 @@ class ResourceConfig(Block):
 
 
 class ResourcesConfig(Block):
-    """One block per executor."""
+    """One block per executor. In a Slurm job each is a component, unless `job` is set."""
 
     trainer: ResourceConfig = Field(default_factory=lambda: ResourceConfig())
     generator: ResourceConfig = Field(default_factory=lambda: ResourceConfig())
     reward: ResourceConfig = Field(default_factory=lambda: ResourceConfig())
+    job: ResourceConfig | None = Field(
+        None,
+        description="One ordinary Slurm job of this shape, whose nodes the executors share, "
+        "instead of a heterogeneous one. The blocks of the executors then only say what each gets.",
+    )
 
 
 def _default_rewards() -> list[MathAnswerReward | PythonReward]:

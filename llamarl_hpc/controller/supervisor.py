@@ -1,10 +1,10 @@
 """Starts job steps, watches them, ends them. Knows processes, not what they do.
 
-A step is one `mpiexec` with the ranks of one executor. Its end is seen as soon as the process
-ends (milliseconds for a killed rank: MPI takes the whole world down). Every step runs in a session
-of its own, so a Ctrl-C in the terminal reaches only the controller, which then stops the steps in
-order; a controller that is killed takes its steps along (parent-death signal, and a heartbeat on
-the executors' side).
+A step is one `mpiexec` or `srun` with the ranks of one executor. Its end is seen as soon as that
+process ends (milliseconds for a killed rank: MPI takes the whole world down). Every step runs in a
+session of its own, so a Ctrl-C in the terminal reaches only the controller, which then stops the
+steps in order; a controller that is killed takes its steps along (parent-death signal, and a
+heartbeat on the executors' side).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from llamarl_hpc.run_dir import RunDir
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_LINES = 20
+_END_S = 15.0  # for a launcher that was told to end its ranks
 # "PID 1234 RUNNING AT host" (Hydra), "process rank 2 with PID 1234 on node host" (Open MPI)
 _DEAD_PID = re.compile(r"\bPID (\d+)\b")
 
@@ -40,6 +41,7 @@ class StepCommand:
 
     argv: list[str]
     env: dict[str, str]
+    end_with: signal.Signals = signal.SIGKILL  # what makes it end its ranks at once, and itself
 
 
 class Launcher(Protocol):
@@ -63,6 +65,7 @@ class _Step:
     executor: str
     instance: int
     process: asyncio.subprocess.Process
+    end_with: signal.Signals
     pids: Sequence[int] = ()  # of the ranks, by rank, once they said hello
     host: str = ""
 
@@ -93,7 +96,7 @@ class Supervisor:
                 preexec_fn=_die_with_parent(),
             )
         self._starts[executor] = instance
-        step = _Step(executor, instance, process, host=socket.gethostname())
+        step = _Step(executor, instance, process, command.end_with, host=socket.gethostname())
         self._steps[executor] = step
         watcher = asyncio.create_task(self._watch(step))
         self._watchers.add(watcher)
@@ -134,6 +137,18 @@ class Supervisor:
     def kill(self, executor: str) -> None:
         """End a step that does not answer; its exit is reported like any other."""
         if step := self._steps.get(executor):
+            self._end(step)
+
+    def _end(self, step: _Step) -> None:
+        """A launcher with ranks on other hosts must end them itself; it gets a while to do so."""
+        if step.end_with != signal.SIGKILL and step.process.returncode is None:
+            step.process.send_signal(step.end_with)
+            asyncio.get_running_loop().call_later(_END_S, self._kill_left, step)
+        else:
+            self._kill_left(step)
+
+    def _kill_left(self, step: _Step) -> None:
+        if step.process.returncode is None:
             _kill_all([step.process.pid])
 
     async def stop_all(self, grace_s: float) -> None:
@@ -143,7 +158,7 @@ class Supervisor:
         if waits:
             await asyncio.wait(waits, timeout=grace_s)
         for step in list(self._steps.values()):
-            _kill_all([step.process.pid])
+            self._end(step)
         for watcher in list(self._watchers):
             await watcher
 

@@ -30,7 +30,6 @@ from llamarl_hpc.launch.provenance import describe_software
 from llamarl_hpc.launch.starter import Starter, find_starter, is_one_host, make_launcher
 from llamarl_hpc.models.load import context_length, resolve_model
 from llamarl_hpc.placement import allocation
-from llamarl_hpc.placement import executor_names, resources_of, role_of
 from llamarl_hpc.prompts.dataset import PromptSets, load_prompts
 from llamarl_hpc.rewards.pool import check_rewards
 from llamarl_hpc.run_dir import RunDir
@@ -67,13 +66,13 @@ class Prepared:
     config: Config
     model_folder: Path
     prompts: PromptSets
-    mpiexec: MpiExec
+    starter: Starter | None  # None: it will be found where the run takes place
 
 
-def prepare(config: Config) -> Prepared:
-    """Check what the config names. Raises ConfigError; makes nothing but the model cache."""
-    _check_one_host(config)
-    mpiexec = MpiExec.find()
+def prepare(config: Config, *, elsewhere: bool = False) -> Prepared:
+    """Check what the config names and, unless the run takes place `elsewhere`, what starts
+    executors here. Raises ConfigError; makes nothing but the model cache."""
+    starter = None if elsewhere else find_starter(config, os.environ)
     check_rewards(config)
     model_folder = resolve_model(config.model.path)
     check_model(config, context_length(model_folder))
@@ -83,16 +82,6 @@ def prepare(config: Config) -> Prepared:
         prompts=load_prompts(config, model_folder),
         starter=starter,
     )
-
-
-def _check_one_host(config: Config) -> None:
-    for executor in executor_names(config):
-        nodes = resources_of(config, executor).nodes
-        if nodes > 1:
-            raise ConfigError(
-                f"resources.{role_of(executor)}.nodes is {nodes}, but this starts every executor "
-                "on this machine; set it to 1"
-            )
 
 
 def create_run(prepared: Prepared, run_dir: Path | None) -> RunDir:

@@ -17,7 +17,7 @@ from pathlib import Path
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.supervisor import StepCommand
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.placement import MARKER, device_of, resources_of
+from llamarl_hpc.placement import MARKER, device_of, outside_allocation, resources_of
 from llamarl_hpc.run_dir import RunDir
 
 
@@ -96,6 +96,17 @@ def step_environment(
     return env | config.launch.env
 
 
+def rank_arguments(run: RunDir, executor: str, attempt: int, instance: int) -> list[str]:
+    """What Python gets for every rank, whoever starts it."""
+    return [
+        *["-m", "llamarl_hpc.executors.main"],
+        f"--run-dir={run.path}",
+        f"--executor={executor}",
+        f"--attempt={attempt}",
+        f"--instance={instance}",
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MpiStepLauncher:
     """Knows how to start any executor of one attempt (the supervisor's `Launcher`)."""
@@ -113,11 +124,11 @@ class MpiStepLauncher:
             argv=[
                 *self.mpiexec.argv(ranks, as_root=as_root),
                 *self.config.launch.extra_args,
-                *[sys.executable, "-m", "llamarl_hpc.executors.main"],
-                f"--run-dir={self.run.path}",
-                f"--executor={executor}",
-                f"--attempt={self.attempt}",
-                f"--instance={instance}",
+                sys.executable,
+                *rank_arguments(self.run, executor, self.attempt, instance),
             ],
-            env=step_environment(self.config, executor, base=os.environ, as_root=as_root),
+            # a Slurm job around us is not ours to start steps in: mpiexec would ask srun for them
+            env=step_environment(
+                self.config, executor, base=outside_allocation(os.environ), as_root=as_root
+            ),
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import Config
-from llamarl_hpc.placement import World, device_of, interface_address
+from llamarl_hpc.placement import World, device_of, interface_address, is_one_host
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.types import ParameterSpec
 from llamarl_hpc.weight_sync.base import (
@@ -114,19 +114,12 @@ def _takes_shared_memory(config: Config, source: WeightSource, device: str) -> b
     transport = config.weight_sync.transport
     if transport != "auto":
         return transport == "shared_memory"
-    if not _is_one_host(config) or _transfer_device(config, device) == "cuda":
+    if not is_one_host(config) or _transfer_device(config, device) == "cuda":
         return False
     problem = shortage(make_arena(source.parameter_specs()).num_bytes)
     if problem is not None:
         _log.warning("weights go over the network of this host instead: %s", problem)
     return problem is None
-
-
-def _is_one_host(config: Config) -> bool:
-    """Whether trainer and generators share a machine: parts of a Slurm job that name a partition
-    are components of their own, on nodes of their own."""
-    blocks = (config.resources.trainer, config.resources.generator)
-    return all(block.nodes == 1 and block.partition is None for block in blocks)
 
 
 def _transfer_device(config: Config, own_device: str) -> str:
@@ -136,6 +129,6 @@ def _transfer_device(config: Config, own_device: str) -> str:
 
 
 def _address(config: Config) -> str:
-    if config.channels.interface is None and _is_one_host(config):
+    if config.channels.interface is None and is_one_host(config):
         return "127.0.0.1"
     return interface_address(config.channels.interface)

@@ -1,0 +1,175 @@
+"""Job steps of the Slurm job around us: one srun, one MPI world, per executor.
+
+In a heterogeneous job an executor runs on its component (`--het-group`). In an ordinary one the
+executors share the nodes, and which ones each gets is decided here (`packing.py`). Every size is
+an argument, and what Slurm left in the environment is taken away: srun would take it for options.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.supervisor import StepCommand
+from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.packing import Packing, pack
+from llamarl_hpc.launch.request import ROLES, component_of, gpu_option
+from llamarl_hpc.launch.steps import MpiExec, rank_arguments, step_environment
+from llamarl_hpc.placement import (
+    ONE_HOST,
+    Allocation,
+    executor_names,
+    inside_allocation,
+    resources_of,
+)
+from llamarl_hpc.run_dir import RunDir
+
+_TIMEOUT_S = 60.0
+_PMI_OF = {"openmpi": "pmix", "hydra": "pmi2"}  # by flavour of the mpiexec beside mpi4py's MPI
+
+
+@dataclass(frozen=True, kw_only=True)
+class Srun:
+    """An srun program and the job in which it starts steps."""
+
+    path: str
+    allocation: Allocation
+    mpi: str | None  # value of --mpi; None leaves it to the site
+    packing: Packing | None  # None in a heterogeneous job
+
+    @classmethod
+    def find(cls, config: Config, allocation: Allocation) -> Srun:
+        """Raises ConfigError when there is no srun, or the job's shape is not the config's."""
+        path = shutil.which("srun")
+        if path is None:
+            raise ConfigError(
+                "launch.launcher is srun but there is no srun on PATH; run inside a Slurm job, or "
+                "set launch.launcher to mpiexec"
+            )
+        return cls(
+            path=path,
+            allocation=allocation,
+            mpi=_mpi_flag(config.launch.mpi, path),
+            packing=plan(config, allocation, gpus_per_node=_gpus_per_node(config, os.environ)),
+        )
+
+
+def plan(config: Config, allocation: Allocation, *, gpus_per_node: int) -> Packing | None:
+    """Nodes of each executor in an ordinary job; None in a heterogeneous one, where Slurm chooses
+    within the component. Raises ConfigError when the job has another shape than the config."""
+    if not allocation.is_heterogeneous:
+        blocks = {name: resources_of(config, name) for name in executor_names(config)}
+        return pack(blocks, allocation.components[0], gpus_per_node=gpus_per_node)
+    found = [len(component.nodes) for component in allocation.components]
+    if len(found) != len(ROLES):
+        raise ConfigError(
+            f"the heterogeneous job has {len(found)} components but a run has {len(ROLES)} "
+            f"({', '.join(ROLES)}, in this order); 'llamarl-hpc submit --dry-run' shows the script"
+        )
+    for role, nodes in zip(ROLES, found, strict=True):
+        wanted = getattr(config.resources, role).nodes
+        if nodes < wanted:
+            raise ConfigError(
+                f"component {ROLES.index(role)} of the job has {nodes} node(s) but "
+                f"resources.{role}.nodes is {wanted}; submit it again with this configuration"
+            )
+    return None
+
+
+def _gpus_per_node(config: Config, environ: Mapping[str, str]) -> int:
+    """Of an ordinary job: what the config says it asked for, else what Slurm says we have."""
+    if config.resources.job is not None:
+        return config.resources.job.gpus_per_node
+    return int(environ.get("SLURM_GPUS_ON_NODE", "0"))
+
+
+def _mpi_flag(wanted: str, srun: str) -> str | None:
+    if wanted == "default":
+        return None
+    if wanted != "auto":
+        return wanted
+    try:
+        flag = _PMI_OF[MpiExec.find().flavour]
+    except ConfigError:
+        return None  # no mpiexec to ask: the site's own MPI, and its default
+    return flag if flag in _known_flags(srun) else None
+
+
+def _known_flags(srun: str) -> set[str]:
+    try:
+        answer = subprocess.run(
+            [srun, "--mpi=list"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{srun} does not run: {error}; load Slurm's module") from error
+    return set((answer.stdout + answer.stderr).replace(",", " ").split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SrunStepLauncher:
+    """Knows how to start any executor of one attempt as a job step (a `Launcher`)."""
+
+    config: Config
+    run: RunDir
+    attempt: int
+    srun: Srun
+
+    def command(self, executor: str, instance: int) -> StepCommand:
+        """Start all ranks of one executor. `instance` counts its starts within the attempt."""
+        env = step_environment(
+            self.config,
+            executor,
+            base=inside_allocation(os.environ),
+            as_root=os.geteuid() == 0,
+        )
+        return StepCommand(
+            argv=[
+                *self._srun_arguments(executor),
+                *self.config.launch.extra_args,
+                sys.executable,
+                *rank_arguments(self.run, executor, self.attempt, instance),
+            ],
+            env=env | {ONE_HOST: str(int(len(self.srun.allocation.hosts) == 1))},
+            end_with=signal.SIGTERM,
+        )
+
+    def _srun_arguments(self, executor: str) -> list[str]:
+        block, srun = resources_of(self.config, executor), self.srun
+        gpus = gpu_option(block, form="gres" if block.gpu_request == "gres" else "gpus_per_node")
+        options = {
+            "nodes": str(block.nodes),
+            "ntasks": str(block.num_ranks),
+            "ntasks-per-node": str(block.ntasks_per_node),
+            "cpus-per-task": str(block.cpus_per_task),
+            **gpus,
+            "mem": "0",  # shares the job's memory; a step else takes all and the next one waits
+            "kill-on-bad-exit": "1",
+            "wait": "60",
+            "job-name": executor,
+            "export": "ALL",
+        }
+        if srun.packing is None:
+            options = {"het-group": str(component_of(executor))} | options
+        else:
+            options["nodelist"] = ",".join(srun.packing.nodes_of[executor])
+            options |= {} if gpus else {"gres": "none"}  # or it would take all of the job's
+        if srun.mpi is not None:
+            options["mpi"] = srun.mpi
+        return [
+            srun.path,
+            *(f"--{name}={value}" for name, value in options.items()),
+            *self._sharing(executor),
+        ]
+
+    def _sharing(self, executor: str) -> list[str]:
+        """Own cores, or those that others have too where the job has fewer than executors want."""
+        packing = self.srun.packing
+        if packing is not None and executor in packing.crowded:
+            return ["--overlap", "--overcommit", "--cpu-bind=none", "--unbuffered"]
+        return ["--exact", "--cpu-bind=cores", "--unbuffered"]
