@@ -26,6 +26,7 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
     rewards: dict[str, list[float | None]]  # component -> [R]
     reward: list[float]  # [R]
     error: str  # why scoring failed, or which limits completions hit; else empty
+    failed: bool = False  # scoring raised an exception: the rewards mean nothing
     t_issued: float
     t_generated: float  # controller's clock when the completions arrived
     t_scored: float

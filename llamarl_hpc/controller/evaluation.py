@@ -51,9 +51,14 @@ class Evaluation:
         numbers, self._waiting = sorted(self._waiting), []
         return [(able[k % len(able)], number) for k, number in enumerate(numbers)]
 
+    def owns(self, number: int) -> bool:
+        """Whether this group number is one of its own, and not of one that was given up."""
+        return self.first_id <= number < self.next_id
+
     def give_back(self, number: int) -> None:
         """The replica that had it is gone."""
-        heapq.heappush(self._waiting, number)
+        if self.owns(number):
+            heapq.heappush(self._waiting, number)
 
     def add(self, group: ScoredGroup) -> None:
         values = group.rewards.get(self.component) or group.reward

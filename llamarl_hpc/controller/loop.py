@@ -55,6 +55,7 @@ from llamarl_hpc.controller.supervisor import Supervisor
 from llamarl_hpc.controller.weights import WeightFlow
 from llamarl_hpc.errors import (
     ChannelError,
+    ConfigError,
     ExecutorFailed,
     LlamarlError,
     StoppedBySignal,
@@ -239,7 +240,7 @@ class Controller:
             self.phase = "train"
             if not await self._drive(lambda: not self.flow.buffer.missing(self.state.step)):
                 break
-            await self._step(self.flow.buffer.take(self.state.step))
+            await self._step(await self._take_batch())
             await self._after_step()
         await self._finish()
 
@@ -268,6 +269,19 @@ class Controller:
             or self.heldout.is_over(self.state.policy_version)
         )
 
+    async def _take_batch(self) -> list[ScoredGroup]:
+        """The groups of the next step. Without a single reward in it there is nothing to learn,
+        now and probably later: raises ConfigError, after a checkpoint."""
+        groups = self.flow.take(self.state.step)
+        if all(group.failed for group in groups):
+            if self.state.step > max(self._last_checkpoint, 0):
+                await self._checkpoint()
+            raise ConfigError(
+                f"no group of step {self.state.step + 1} could be scored ({groups[0].error}); "
+                "mend the reward function, then continue with 'llamarl-hpc resume'"
+            )
+        return groups
+
     async def _step(self, groups: list[ScoredGroup]) -> None:
         """One optimizer step, its publication, and its row in every book."""
         step, trainer_version = self.state.step, self.state.policy_version
@@ -287,7 +301,7 @@ class Controller:
             await self.weights.publish(self.state.policy_version)
         await self.flow.pump()
         self.books.trained(groups, batch, trained, trainer_version=trainer_version)
-        self.flow.forget_issues_below((step + 1) * rollout.prompts_per_step)
+        self.flow.booked(step)
         self.last_metrics = self.books.step(
             groups,
             trained,

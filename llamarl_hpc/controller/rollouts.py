@@ -1,10 +1,10 @@
 """The way of a prompt group: issued -> generated -> scored -> buffer (or evaluation).
 
-Everything that is on its way is in exactly one of three places, and leaves the last one with a
+Everything that is on its way is in exactly one of four places, and leaves the last one with a
 status in the rollout store:
 
-    generating: at a replica          scoring: at the reward executor          buffer: waits for
-    (lost replica: issued again)      (lost executor: scored again)            its optimizer step
+    generating: at a replica      scoring: at the reward executor  buffer: waits for   taken: at
+    (lost replica: issued again)  (lost executor: scored again)    its optimizer step  the trainer
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ class RolloutFlow:
         self.busy = BusyClock()
         self._generating: dict[Key, _Issued] = {}
         self._scoring: dict[Key, _Issued] = {}
+        self._taken: list[ScoredGroup] = []  # at the trainer
+        self._num_complaints = 0  # groups whose scoring went wrong
         self._issues: dict[int, int] = {}  # ticket -> times issued, for tickets under way
 
     # ------------------------------------------------------------------ issuing
@@ -169,7 +171,7 @@ class RolloutFlow:
             self.schedule.replicas[issued.replica].sequences -= issued.request.num_generations
 
     def on_scored(self, groups: list[GroupScores]) -> None:
-        """Scores arrived: the group is ready for its optimizer step, or counts as evaluated."""
+        """Scores arrived: the group is ready for its optimizer step, or is a held-out answer."""
         for scores in groups:
             issued = self._scoring.pop((scores.purpose, scores.group_id), None)
             if issued is None:
@@ -185,25 +187,57 @@ class RolloutFlow:
                 rewards=scores.components,
                 reward=scores.total,
                 error=scores.error or _limits(scores.reasons),
+                failed=bool(scores.error),
                 t_issued=issued.t_issued,
                 t_generated=issued.t_generated,
                 t_scored=time.time(),
             )
+            self._complain(group)
             if scores.purpose is Purpose.TRAIN:
                 self.buffer.put(group)
-            elif self.heldout.current is not None:
-                self.heldout.current.add(group)
-                self.store(
-                    record_of(
-                        group,
-                        purpose=Purpose.EVAL,
-                        status=Status.EVALUATION,
-                        step=group.version_min,
-                        attempt=self.attempt,
-                        temperature=self.config.evaluation.temperature,
-                    )
-                )
+            else:
+                self._on_evaluated(group)
         self.bell.ring()
+
+    def _on_evaluated(self, group: ScoredGroup) -> None:
+        evaluation = self.heldout.current
+        counts = evaluation is not None and evaluation.owns(group.ticket)
+        if evaluation is not None and counts:
+            evaluation.add(group)
+        self.store(
+            record_of(
+                group,
+                purpose=Purpose.EVAL,
+                status=Status.EVALUATION if counts else Status.DROPPED,
+                reason="" if counts else "its evaluation was given up",
+                step=group.version_min,
+                attempt=self.attempt,
+                temperature=self.config.evaluation.temperature,
+            )
+        )
+
+    def _complain(self, group: ScoredGroup) -> None:
+        """Say that scoring goes wrong: the first time, and each time it has doubled."""
+        if group.error:
+            self._num_complaints += 1
+            if self._num_complaints & (self._num_complaints - 1) == 0:
+                what = "could not be scored" if group.failed else "hit a limit in scoring"
+                log.warning("%d groups %s so far: %s", self._num_complaints, what, group.error)
+
+    # ------------------------------------------------------------------ training
+
+    def take(self, step: int) -> list[ScoredGroup]:
+        """The groups of an optimizer step. Unless they are said to be `booked`, the end of the
+        run finds them unresolved."""
+        self._taken = self.buffer.take(step)
+        return self._taken
+
+    def booked(self, step: int) -> None:
+        """The groups of this step are in the store."""
+        self._taken = []
+        end = (step + 1) * self.config.rollout.prompts_per_step
+        for old in [ticket for ticket in self._issues if ticket < end]:
+            del self._issues[old]
 
     # ------------------------------------------------------------------ losses
 
@@ -218,7 +252,7 @@ class RolloutFlow:
             if issued.request.purpose is Purpose.TRAIN:
                 self.schedule.give_back(issued.request.group_id)
             elif self.heldout.current is not None:
-                self.heldout.current.give_back(issued.request.group_id)
+                self.heldout.current.give_back(issued.request.group_id)  # if it is of this one
         self.busy.clear(replica)
 
     async def on_reward_ready(self) -> None:
@@ -237,7 +271,8 @@ class RolloutFlow:
             count += 1
         self._generating.clear()
         self._scoring.clear()
-        for group in self.buffer.drain():
+        taken, self._taken = self._taken, []
+        for group in [*taken, *self.buffer.drain()]:
             self.store(
                 record_of(
                     group,
@@ -268,11 +303,6 @@ class RolloutFlow:
                 t_resolved=time.time(),
             )
         )
-
-    def forget_issues_below(self, ticket: int) -> None:
-        """Tickets below this one were consumed; their issue counts are not needed any more."""
-        for old in [t for t in self._issues if t < ticket]:
-            del self._issues[old]
 
     # ------------------------------------------------------------------ who waits for whom
 

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
+import pytest
 
 from llamarl_hpc.channels.messages import Generate, GroupScores, Score
 from llamarl_hpc.config.schema import Config
@@ -225,3 +227,49 @@ async def test_an_evaluation_whose_weights_are_gone_is_given_up() -> None:
     assert scene.heldout.is_over(trainer_version=1)  # newer weights only from now on
     assert scene.heldout.settle(trainer_version=1) is None
     assert scene.heldout.current is None
+
+
+async def test_groups_at_the_trainer_are_abandoned_unless_they_are_booked() -> None:
+    scene = Scene()
+    await scene.flow.pump()
+    for replica in scene.replicas:
+        await scene.finish(replica)
+    assert [group.ticket for group in scene.flow.take(0)] == [0, 1]
+    scene.flow.booked(0)
+    assert [group.ticket for group in scene.flow.take(1)] == [2, 3]
+    assert scene.flow.abandon_all("trainer rank 0 on here: died") == 2
+    assert [record.group_id for record in scene.records] == [2, 3]
+
+
+async def test_answers_to_an_evaluation_that_was_given_up_count_for_no_other_one() -> None:
+    scene = Scene(heldout=4)
+    scene.heldout.begin(version=0, first_id=0)
+    await scene.flow.pump()
+    scene.replicas["generator.1"].ready = False
+    scene.flow.on_replica_lost("generator.1", "gone")
+    scene.replicas["generator.0"].version = 1
+    assert scene.heldout.is_over(trainer_version=1)
+    scene.heldout.settle(trainer_version=1)
+    late = [r for r in scene.fleet.requests("generator.0") if r.purpose is Purpose.EVAL]
+    assert scene.heldout.begin(version=1, first_id=4) == 8
+    for request in late:
+        await scene.flow.on_generated("generator.0", [completed(request)])
+        scene.flow.on_scored([scores(Purpose.EVAL, request.group_id, 1)])
+    dropped = [r for r in scene.records if r.status is Status.DROPPED]
+    assert len(dropped) == len(late) == 2
+    assert {r.reason for r in dropped} == {"its evaluation was given up"}
+    assert not scene.heldout.current.is_complete
+
+
+async def test_failing_scores_are_told_at_the_first_and_then_ever_more_rarely(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = Scene()
+    await scene.flow.pump()
+    for replica in scene.replicas:
+        for request in scene.fleet.requests(replica):
+            await scene.flow.on_generated(replica, [completed(request)])
+            bad = scores(Purpose.TRAIN, request.group_id, 3)
+            scene.flow.on_scored([msgspec.structs.replace(bad, error="ZeroDivisionError")])
+    assert [record.args[0] for record in caplog.records] == [1, 2, 4]
+    assert all(group.failed for group in scene.flow.take(0))
