@@ -11,7 +11,7 @@ from analysis.lineage import TRAINED
 from analysis.read_run import Run
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage.rollout_store import blocks
-from llamarl_hpc.storage.rollout_store.layout import Block
+from llamarl_hpc.storage.rollout_store.layout import COLUMNS, Block
 from llamarl_hpc.types import Array
 
 _COLUMNS = ("group_id", "status", "reason", "step", "staleness", "num_rollouts", "attempt")
@@ -62,13 +62,20 @@ def accounting(run: Run) -> Accounting:
 
 
 def check_files(run: Run) -> list[str]:
-    """Read every file whole (checksums are verified on the way) and check its inner order."""
-    found = []
+    """Read every file whole, compare checksums, check the inner order: what is wrong, by file."""
+    found: list[str] = []
     for name, file in run.store.scan():
         try:
-            found += [f"{name}: {problem}" for problem in blocks.problems(file.block())]
+            block = file.block()
+            missing = [path for path in COLUMNS if path not in block]
+            damaged = file.damaged_columns(block)
         except StoreError as error:
             found.append(str(error))
+            continue
+        found += [f"{name} lacks the column {path}" for path in missing]
+        found += [f"{name}: the checksum of {path} is wrong" for path in damaged]
+        if not missing:
+            found += [f"{name}: {problem}" for problem in blocks.problems(block)]
     return found
 
 

@@ -292,7 +292,8 @@ class Run:
             loss_mask=store.slice("tokens/loss_mask", *token),
             versions=store.version_spans(row),
             rewards={
-                name: float(store.slice(f"rewards/{name}", row, 1)[0]) for name in self.reward_names
+                name: float(store.slice(f"rewards/{name}", row, 1)[0])
+                for name in store.reward_names_at(row)
             },
         )
 

@@ -109,16 +109,24 @@ def verify(run: RunArgument, json_file: JsonOption = None) -> None:
 
     from analysis.accounting import accounting, check_files
     from analysis.read_run import Run
+    from llamarl_hpc.errors import StoreError
 
     opened = Run.open(run)
-    account = accounting(opened)
-    violations = [*account.violations, *check_files(opened)]
+    violations = check_files(opened)
+    account = None
+    try:
+        account = accounting(opened)
+        violations = [*account.violations, *violations]
+    except StoreError as error:  # a column that it needs is among the damaged ones
+        violations = [*opened.store.problems, *(violations or [str(error)])]
     if json_file is not None:
-        write_figures(json_file, asdict(account) | {"violations": violations})
+        figures = asdict(account) if account is not None else {}
+        write_figures(json_file, figures | {"violations": violations})
     console = Console()
-    console.print(_account_table(account, len(opened.store.file_names)))
+    if account is not None:
+        console.print(_account_table(account, len(opened.store.file_names)))
     for violation in violations:
-        console.print(f"[red]wrong:[/red] {violation}", highlight=False)
+        console.print(f"[red]wrong:[/red] {violation}", highlight=False, soft_wrap=True)
     if violations:
         raise typer.Exit(1)
     console.print("[green]sound:[/green] every issued group is accounted for", highlight=False)

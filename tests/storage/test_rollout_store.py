@@ -382,6 +382,70 @@ def test_a_damaged_segment_is_left_out_and_named(tmp_path: Path) -> None:
     assert reader.column("groups/group_id").tolist() == [*range(10), *range(20, 30)]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("table_rows", b"groups=ten rollouts"),
+        ("table_rows", b"groups=10"),
+        ("table_rows", 3.5),
+        ("first_rollout_id", b"first"),
+        ("format_version", b"one"),
+    ],
+)
+def test_a_malformed_attribute_leaves_the_file_out_and_names_it(
+    tmp_path: Path, name: str, value: Any
+) -> None:
+    write(tmp_path, [make_record(i) for i in range(30)], flush_every=10, segment_rollouts=40)
+    with h5py.File(tmp_path / "segment_000001.h5", "r+", locking=False) as file:
+        file.attrs[name] = value
+    reader = RolloutReader(tmp_path)
+    assert len(reader.problems) == 1
+    assert f"segment_000001.h5 is damaged: its attribute {name} is" in reader.problems[0]
+    assert reader.column("groups/group_id").tolist() == [*range(10), *range(20, 30)]
+
+
+def test_a_missing_attribute_and_a_file_of_something_else_are_left_out_too(tmp_path: Path) -> None:
+    write(tmp_path, [make_record(i) for i in range(30)], flush_every=10, segment_rollouts=40)
+    with h5py.File(tmp_path / "segment_000001.h5", "r+", locking=False) as file:
+        del file.attrs["table_rows"]
+    with h5py.File(tmp_path / "segment_000002.h5", "w") as file:
+        file["x"] = 1
+    (tmp_path / "segment_000003.h5").write_bytes(b"")
+    problems = RolloutReader(tmp_path).problems
+    assert "segment_000001.h5 is damaged: its attribute table_rows is None" in problems[0]
+    assert "segment_000002.h5 is not a file of the rollout store" in problems[1]
+    assert "segment_000003.h5 cannot be opened" in problems[2]
+
+
+def test_a_bit_that_flips_in_a_small_column_is_noticed_by_its_checksum(tmp_path: Path) -> None:
+    write(tmp_path, [make_record(i) for i in range(4)])
+    path = tmp_path / "segment_000000.h5"
+    with h5py.File(path, "r", locking=False) as file:
+        offset = file["rollouts/reward"].id.get_offset()
+    data = bytearray(path.read_bytes())
+    data[offset + 3] ^= 1
+    path.write_bytes(data)
+    file = RolloutFile(path, path.name)
+    assert file.damaged_columns(file.block()) == ["rollouts/reward"]
+
+
+def test_a_large_flush_without_compression_is_a_closed_segment_at_once(tmp_path: Path) -> None:
+    records = [make_record(i) for i in range(40)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RolloutWriter, "_max_bytes", 200_000)
+        writer = open_writer(tmp_path, compression="none")
+        writer.append(records[0])
+        writer.flush(30)
+        for record in records[1:]:
+            writer.append(record)
+        writer.flush(30)
+        wait_for_names(tmp_path, ["segment_000000.h5", "segment_000001.h5"])
+        check_equal(RolloutReader(tmp_path), records)
+        writer.close()
+    with h5py.File(tmp_path / "segment_000001.h5", "r", locking=False) as file:
+        assert file.attrs["part"] == -1 and file["tokens/id"].chunks is None
+
+
 def test_a_copied_folder_reads_alike(tmp_path: Path) -> None:
     records = [make_record(i) for i in range(12)]
     write(tmp_path / "a", records)

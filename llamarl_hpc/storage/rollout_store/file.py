@@ -5,11 +5,15 @@ With `encode` the only module that knows h5py, which is imported when first used
 
 from __future__ import annotations
 
-import io
+import json
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from llamarl_hpc.errors import StoreError
+from llamarl_hpc.storage.rollout_store.encode import checksum
 from llamarl_hpc.storage.rollout_store.layout import (
     FORMAT,
     FORMAT_VERSION,
@@ -22,23 +26,22 @@ from llamarl_hpc.types import Array
 
 
 class RolloutFile:
-    """One file of the store, read lazily. Raises StoreError when it is damaged or too new."""
+    """One file of the store, read lazily. Raises StoreError when it is damaged or too new.
+
+    Low-level calls of h5py: a run has thousands of files, and a look at one takes a fifth so long.
+    """
 
     def __init__(self, source: Path | bytes, name: str) -> None:
         """Open a file by path, or one that has been read into memory; `name` is for messages."""
-        import h5py
-
         self.name = name
         try:
-            if isinstance(source, bytes):
-                self._file = h5py.File(io.BytesIO(source), "r")
-            else:
-                # Files never change once they have their name, so there is nothing to lock.
-                self._file = h5py.File(source, "r", locking=False)
+            self._id = _open(source)
         except OSError as error:
             raise StoreError(f"{name} cannot be opened: {error}") from error
         try:
             self._check_version()
+            self._rows = self._table_rows()
+            self.first_rollout_id = self._number("first_rollout_id")
         except BaseException:
             self.close()
             raise
@@ -46,45 +49,103 @@ class RolloutFile:
     def _check_version(self) -> None:
         if self.attribute("format") != FORMAT:
             raise StoreError(f"{self.name} is not a file of the rollout store")
-        version = int(self.attribute("format_version"))
+        version = self._number("format_version")
         if version > FORMAT_VERSION:
-            raise StoreError(
+            raise NewerFormatError(
                 f"{self.name} has format {version}; this version of llamarl-hpc reads up to "
                 f"{FORMAT_VERSION}, so install a newer one"
             )
 
+    def _table_rows(self) -> dict[str, int]:
+        text = self.attribute("table_rows")
+        try:
+            pairs = (entry.rsplit("=", 1) for entry in str(text).split())
+            rows = {table: int(number) for table, number in pairs}
+        except ValueError:
+            rows = {}
+        if not rows.keys() >= set(TABLES) or min(rows.values()) < 0:
+            raise StoreError(f"{self.name} is damaged: its attribute table_rows is {text!r}")
+        return rows
+
+    def _number(self, name: str) -> int:
+        value = self.attribute(name)
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            raise StoreError(f"{self.name} is damaged: its attribute {name} is {value!r}") from None
+
+    # ------------------------------------------------------------ attributes
+
     def attribute(self, name: str) -> Any:
         """Text, number, or None when the file does not have it."""
-        value = self._file.attrs.get(name)
-        return value.decode().strip(" ") if isinstance(value, bytes) else value
+        from h5py import h5a
+
+        try:
+            if not h5a.exists(self._id, name.encode()):
+                return None
+            attribute = h5a.open(self._id, name.encode())
+            value = np.empty(attribute.shape, attribute.dtype)
+            attribute.read(value)
+            found = value.item()
+            return found.decode().strip(" ") if isinstance(found, bytes) else found
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"{self.name} is damaged: its attribute {name} cannot be read: {error}"
+            ) from error
 
     @property
     def attributes(self) -> dict[str, Any]:
-        return {name: self.attribute(name) for name in self._file.attrs}
+        """Those that say where the rows come from; not what the store keeps for itself."""
+        from h5py import h5a
+
+        names: list[str] = []
+        h5a.iterate(self._id, lambda name: names.append(name.decode()))
+        return {name: self.attribute(name) for name in names if name not in _OWN_ATTRIBUTES}
+
+    # ------------------------------------------------------------ columns
 
     def paths(self) -> list[str]:
         """Paths of all columns that this version knows."""
-        found = [f"{t}/{name}" for t in (*TABLES, "rewards") for name in self._file.get(t, ())]
+        found = [f"{t}/{name}" for t in (*TABLES, "rewards") for name in self._names(t)]
         return [path for path in found if _is_known(path)]
 
+    def _names(self, table: str) -> list[str]:
+        import h5py
+
+        try:
+            return list(h5py.Group(h5py.h5g.open(self._id, table.encode())))
+        except KeyError:
+            return []
+        except (OSError, RuntimeError) as error:
+            raise StoreError(f"/{table} of {self.name} cannot be read: {error}") from error
+
     def reward_names(self) -> list[str]:
-        return list(self._file.get("rewards", ()))
+        """Names of the reward components; without opening anything where the file says them."""
+        said = self.attribute("rewards")
+        try:
+            return [str(name) for name in json.loads(said)] if said else self._names("rewards")
+        except ValueError:
+            return self._names("rewards")
 
     def num_rows(self) -> dict[str, int]:
         """Rows of every table; taken from the file's attribute, which spares opening datasets."""
-        pairs = (entry.split("=") for entry in str(self.attribute("table_rows")).split())
-        return {table: int(rows) for table, rows in pairs}
+        return dict(self._rows)
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> Array:
         """Rows start..stop of a column; a column that the file lacks reads as unknown."""
+        import h5py
+
         try:
-            dataset = self._file.get(path)
-            if dataset is None:
-                table = path.split("/")[0]
-                rows = self.num_rows()["rollouts" if table == "rewards" else table]
-                return empty_column(column_of(path), rows)[start:stop]
-            array: Array = dataset[start : dataset.shape[0] if stop is None else stop]
+            dataset = h5py.Dataset(h5py.h5d.open(self._id, path.encode()))
+        except KeyError:
+            table = path.split("/")[0]
+            rows = self._rows["rollouts" if table == "rewards" else table]
+            return empty_column(column_of(path), rows)[start:stop]
         except (OSError, RuntimeError) as error:
+            raise StoreError(f"{path} of {self.name} cannot be read: {error}") from error
+        try:
+            array: Array = dataset[start : dataset.shape[0] if stop is None else stop]
+        except (OSError, RuntimeError, ValueError, TypeError) as error:
             raise StoreError(f"{path} of {self.name} cannot be read: {error}") from error
         return array
 
@@ -92,8 +153,40 @@ class RolloutFile:
         """Everything."""
         return {path: self.read(path) for path in self.paths()}
 
+    def damaged_columns(self, block: Block) -> list[str]:
+        """Columns of `block` whose bytes are not those that were written (chunks check theirs)."""
+        entries = (
+            entry.rpartition("=") for entry in str(self.attribute("checksums") or "").split()
+        )
+        written = {path: digits for path, _, digits in entries}
+        return [
+            path
+            for path, array in block.items()
+            if path in written and checksum(array) != written[path]
+        ]
+
     def close(self) -> None:
-        self._file.close()
+        if self._id.valid:
+            self._id.close()
+
+
+class NewerFormatError(StoreError):
+    """A file that only a newer version can read."""
+
+
+_OWN_ATTRIBUTES = {"format", "format_version", "format_minor", "table_rows", "rewards", "checksums"}
+
+
+def _open(source: Path | bytes) -> Any:
+    from h5py import h5f, h5p
+
+    if isinstance(source, bytes):
+        return h5f.open_file_image(source)
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    # Files never change once they have their name, so there is nothing to lock.
+    access.set_file_locking(False, True)
+    return h5f.open(os.fsencode(source), h5f.ACC_RDONLY, fapl=access)
 
 
 def _is_known(path: str) -> bool:

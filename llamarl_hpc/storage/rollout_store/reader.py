@@ -16,13 +16,14 @@ import numpy as np
 
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage.rollout_store.file import (
+    NewerFormatError,
     RolloutFile,
     open_path,
     part_paths,
     segment_numbers,
     segment_path,
 )
-from llamarl_hpc.storage.rollout_store.layout import Block, column_of, empty_column
+from llamarl_hpc.storage.rollout_store.layout import TABLES, Block, column_of, empty_column
 from llamarl_hpc.types import Array, VersionSpan
 
 MAX_OPEN_FILES = 256  # well below the usual limit of 1,024 descriptors
@@ -37,6 +38,7 @@ class _Source:
     content: Path | bytes  # parts are read into memory: they go when their segment is closed
     num_rows: dict[str, int] = field(default_factory=dict)
     first_rollout_id: int = -1
+    reward_names: list[str] = field(default_factory=list)
 
 
 class RolloutReader:
@@ -46,6 +48,7 @@ class RolloutReader:
         self._folder = folder
         self._files: dict[int, RolloutFile] = {}
         self._sources: list[_Source] = []
+        self._bases: dict[str, Array] = {}  # first row of each file in the whole, and the end
         self.problems: list[str] = []  # files that had to be left out, and why
         self.refresh()
 
@@ -57,15 +60,22 @@ class RolloutReader:
         for source in _snapshot(self._folder):
             try:
                 file = RolloutFile(source.content, source.name)
+            except NewerFormatError:
+                raise
             except StoreError as error:
-                if "install a newer one" in str(error):
-                    raise
+                self.problems.append(f"left out: {error}")
+                continue
+            self._keep(len(self._sources), file)
+            try:
+                source.reward_names = file.reward_names()
+            except StoreError as error:
                 self.problems.append(f"left out: {error}")
                 continue
             source.num_rows = file.num_rows()
-            source.first_rollout_id = int(file.attribute("first_rollout_id"))
-            self._keep(len(self._sources), file)
+            source.first_rollout_id = file.first_rollout_id
             self._sources.append(source)
+        counts = {t: [source.num_rows[t] for source in self._sources] for t in TABLES}
+        self._bases = {t: np.cumsum([0, *rows], dtype=np.int64) for t, rows in counts.items()}
 
     def close(self) -> None:
         for file in self._files.values():
@@ -85,23 +95,25 @@ class RolloutReader:
 
     @property
     def reward_names(self) -> list[str]:
-        found = (self._file(i).reward_names() for i in range(len(self._sources)))
-        return list(dict.fromkeys(name for names in found for name in names))
+        return list(dict.fromkeys(name for s in self._sources for name in s.reward_names))
+
+    def reward_names_at(self, row: int) -> list[str]:
+        """Those of the file that holds the rollout at this row; the others do not apply to it."""
+        return self._sources[self._locate("rollouts", row)[0]].reward_names
 
     def num_rows(self, table: str) -> int:
-        return sum(source.num_rows[table] for source in self._sources)
+        return int(self._bases[table][-1])
 
     # ------------------------------------------------------------ whole columns
 
     def column(self, path: str) -> Array:
         """A whole column. An enumeration gives codes (`layout.ENUMS`), a string bytes."""
         refers = column_of(path).refers
-        parts, base = [], 0
-        for index, source in enumerate(self._sources):
+        parts = []
+        for index in range(len(self._sources)):
             array = self._file(index).read(path)
+            base = int(self._bases[refers][index]) if refers else 0
             parts.append(array + np.array(base, dtype=array.dtype) if base else array)
-            if refers:
-                base += source.num_rows[refers]
         return np.concatenate(parts) if parts else empty_column(column_of(path))
 
     def columns(self, table: str, names: Sequence[str]) -> Block:
@@ -120,7 +132,7 @@ class RolloutReader:
         index, local = self._locate(path.split("/")[0], start)
         array = self._file(index).read(path, local, local + length)
         refers = column_of(path).refers
-        base = sum(source.num_rows[refers] for source in self._sources[:index]) if refers else 0
+        base = int(self._bases[refers][index]) if refers else 0
         return array + np.array(base, dtype=array.dtype) if base else array
 
     def version_spans(self, rollout: int) -> list[VersionSpan]:
@@ -136,15 +148,12 @@ class RolloutReader:
 
     def _locate(self, table: str, row: int) -> tuple[int, int]:
         """(file, row in it) of a row of the whole; one past the end is in the last file."""
-        table = "rollouts" if table == "rewards" else table
-        rest = row
-        for index, source in enumerate(self._sources):
-            if rest < source.num_rows[table]:
-                return index, rest
-            rest -= source.num_rows[table]
-        if rest == 0 and self._sources:
-            return len(self._sources) - 1, self._sources[-1].num_rows[table]
-        raise IndexError(f"{table} has no row {row}")
+        bases = self._bases["rollouts" if table == "rewards" else table]
+        if not 0 <= row <= bases[-1] or not self._sources:
+            raise IndexError(f"{table} has no row {row}")
+        index = int(np.searchsorted(bases, row, side="right")) - 1
+        index = min(index, len(self._sources) - 1)
+        return index, row - int(bases[index])
 
     def row(self, table: str, row: int, names: Sequence[str]) -> dict[str, Any]:
         """Some columns of one row, as Python values."""
@@ -157,12 +166,10 @@ class RolloutReader:
 
     def find_rollout(self, rollout_id: int) -> int:
         """Row of a rollout in the whole. Raises KeyError."""
-        base = 0
-        for source in self._sources:
+        for source, base in zip(self._sources, self._bases["rollouts"], strict=False):
             offset, rows = rollout_id - source.first_rollout_id, source.num_rows["rollouts"]
             if rows and 0 <= offset < rows:
-                return base + offset
-            base += rows
+                return int(base) + offset
         raise KeyError(f"no rollout {rollout_id} in {self._folder}")
 
     def _file(self, index: int) -> RolloutFile:
