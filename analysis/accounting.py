@@ -25,7 +25,7 @@ class Accounting:
     num_issued: int  # group ids 0 .. num_issued - 1 have been handed out, as far as is known
     counts: dict[str, int]  # by status
     reasons: dict[str, int]  # of dropped and abandoned ones, "status: reason"
-    in_flight: list[int]  # not resolved yet; only while the run goes on or after a kill
+    in_flight: list[int]  # not resolved yet: the run goes on, or can be resumed and issue them
     num_superseded: int  # rows of earlier attempts that a resume threw away
     num_rollouts: int
     violations: list[str] = field(default_factory=list)  # sentences; empty when all is well
@@ -41,12 +41,14 @@ def accounting(run: Run) -> Accounting:
     current = run.group_mask(purpose="train")
     rows = run.table("groups", _COLUMNS, current)
     ids = rows["group_id"]
-    known = run.table("groups", ["group_id"], everything)["group_id"]
-    num_issued = int(known.max()) + 1 if len(known) else 0
+    known = run.table("groups", ["group_id", "attempt"], everything)
+    num_issued = int(known["group_id"].max(initial=-1)) + 1
     missing = np.setdiff1d(np.arange(num_issued), ids)
+    waiting = missing[_rewound(missing, known)] if run.has_ended else missing
+    lost = np.setdiff1d(missing, waiting)
     violations = [*run.store.problems, *_twice(ids, rows["status"])]
-    if run.has_ended and len(missing):
-        violations.append(f"{_named(missing)} issued and never resolved, though the run has ended")
+    if len(lost):
+        violations.append(f"{_named(lost)} issued and never resolved, though the run has ended")
     violations += _trained_rows(run, rows)
     violations += _unexplained(run, rows)
     statuses = Counter(run.decoded("status", rows["status"]))
@@ -54,7 +56,7 @@ def accounting(run: Run) -> Accounting:
         num_issued=num_issued,
         counts=dict(statuses.most_common()),
         reasons=_reasons(run, rows),
-        in_flight=[] if run.has_ended else missing.tolist(),
+        in_flight=waiting.tolist(),
         num_superseded=int(everything.sum() - current.sum()),
         num_rollouts=int(rows["num_rollouts"].sum()),
         violations=violations,
@@ -79,6 +81,17 @@ def check_files(run: Run) -> list[str]:
     return found
 
 
+def _rewound(missing: Array, known: Block) -> Array:
+    """bool: groups that a resume threw away and that the run, when it ended, had not issued again.
+
+    Groups are issued in order: an attempt that resolved a later one had issued those before it.
+    """
+    ids, attempts = known["group_id"], known["attempt"]
+    last = [attempts[ids == group].max(initial=-1) for group in missing]
+    reached = [ids[attempts > attempt].max(initial=-1) for attempt in last]
+    return (np.array(last) >= 0) & (np.array(reached) < missing)
+
+
 def _twice(ids: Array, status: Array) -> list[str]:
     unique, counts = np.unique(ids, return_counts=True)
     twice = unique[counts > 1]
@@ -97,11 +110,22 @@ def _trained_rows(run: Run, rows: Block) -> list[str]:
     odd = rows["group_id"][trained & (rows["num_rollouts"] != wanted)]
     if wanted is not None and len(odd):
         found.append(f"{_named(odd)} trained with a number of completions other than {wanted}")
+    return found + _late(run, rows, trained)
+
+
+def _late(run: Run, rows: Block, trained: Array) -> list[str]:
+    """By attempt: a resume may change the bound."""
     algorithm = run.config.get("algorithm", {}) if run.config else {}
-    bound = algorithm.get("max_staleness")
-    late = rows["group_id"][trained & (rows["staleness"] > (bound or 0))]
-    if bound is not None and algorithm.get("staleness_policy") != "train" and len(late):
-        found.append(f"{_named(late)} trained with a staleness above the bound of {bound}")
+    if algorithm.get("staleness_policy") == "train":
+        return []
+    bounds = {a.number: a.max_staleness for a in run.attempts if a.max_staleness is not None}
+    found = []
+    for attempt in np.unique(rows["attempt"]):
+        bound = bounds.get(int(attempt), algorithm.get("max_staleness"))
+        mine = trained & (rows["attempt"] == attempt)
+        if bound is not None and (mine & (rows["staleness"] > bound)).any():
+            late = rows["group_id"][mine & (rows["staleness"] > bound)]
+            found.append(f"{_named(late)} trained with a staleness above the bound of {bound}")
     return found
 
 

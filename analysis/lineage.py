@@ -32,6 +32,7 @@ class Attempt:
     outcome: str = ""  # done, failed, stopped; empty while it runs, or when it was killed
     reason: str = ""
     host: str = ""
+    max_staleness: int | None = None  # the bound it kept; None: the config's
 
     @classmethod
     def from_info(cls, entry: dict[str, Any]) -> Attempt:

@@ -150,6 +150,7 @@ def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -
             "pid": os.getpid(),
             "job_id": job.job_id if job is not None else None,
             "resumed_from_step": None,  # not known before the checkpoints were read
+            "max_staleness": prepared.config.algorithm.max_staleness,
             "outcome": "running",
             "reason": "",
         }

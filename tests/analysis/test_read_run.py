@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from analysis.timeline import overlap
 from analysis.tokens import coloured_pieces, load_tokenizer, ratio_level, token_texts
 from llamarl_hpc.errors import ConfigError, RunDirError
 from llamarl_hpc.run_dir import RunDir
+from llamarl_hpc.storage.atomic import write_json
 from llamarl_hpc.storage.records import GroupRecord
 from llamarl_hpc.types import Status
 
@@ -207,6 +209,41 @@ def test_every_kind_of_fault_is_named(tmp_path: Path) -> None:
         "group 5 was trained with a number of completions other than 3",
         "group 3 was trained with a staleness above the bound of 1",
         "group 2 was dropped or abandoned without a reason",
+    ]
+
+
+def test_groups_that_a_short_resume_did_not_come_to_again_are_not_lost(tmp_path: Path) -> None:
+    run = begin_run(tmp_path / "r", SMALL)
+    write_attempt(run, SMALL, attempt=1, steps=range(4))
+    end_attempt(run, 1, "failed")
+    begin_attempt(run, 2, resumed_from_step=2, started=time.time())
+    end_attempt(run, 2, "failed")  # during its start-up
+    account = accounting(Run(run))
+    assert account.in_flight == [4, 5, 6, 7] and account.violations == []
+
+    begin_attempt(run, 3, resumed_from_step=2, started=time.time())
+    with open_store(run, 3) as store:  # it came to group 6, and lost 4 and 5
+        store.append(make_group(SMALL, 3, 6, 3))
+    end_attempt(run, 3, "failed")
+    account = accounting(Run(run))
+    assert account.in_flight == [7]
+    assert any(v.startswith("groups 4, 5 were issued and never") for v in account.violations)
+
+
+def test_each_attempt_is_held_to_its_own_staleness_bound(tmp_path: Path) -> None:
+    run = begin_run(tmp_path / "r", SMALL)
+    for number, step, bound in ((1, 0, 2), (2, 1, 1)):
+        begin_attempt(run, number, resumed_from_step=step, started=0.0)
+        info = run.read_info()
+        info["attempts"][-1]["max_staleness"] = bound
+        write_json(run.run_json, info)
+        with open_store(run, number) as store:
+            for group in (2 * step, 2 * step + 1):
+                record = make_group(SMALL, number, group, step)
+                store.append(msgspec.structs.replace(record, staleness=2))
+        end_attempt(run, number, "stopped")
+    assert accounting(Run(run)).violations == [
+        "groups 2, 3 were trained with a staleness above the bound of 1"
     ]
 
 
