@@ -30,6 +30,7 @@ from llamarl_hpc.batching.packing import (
     token_weights,
 )
 from llamarl_hpc.config.load import load_config
+from llamarl_hpc.config.losses import LossSettings
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.generation.native.engine import NativeEngine
 from llamarl_hpc.models.load import resolve_model
@@ -37,7 +38,8 @@ from llamarl_hpc.placement import row_length
 from llamarl_hpc.prompts.cursor import PromptCursor
 from llamarl_hpc.prompts.dataset import load_prompts
 from llamarl_hpc.rewards.base import NamedReward, build_rewards, call, total
-from llamarl_hpc.training.loss import LossSettings, LossSums, micro_batch_loss
+from llamarl_hpc.training.loss import micro_batch_loss
+from llamarl_hpc.training.loss_sums import LossSums
 from llamarl_hpc.training.optimizer import build_optimizer, learning_rate
 from llamarl_hpc.training.policy import PolicyModel, build_policy, forward_inputs
 from llamarl_hpc.types import (
@@ -164,13 +166,16 @@ def train_step(
 ) -> tuple[LossSums, float | None]:
     """One optimizer step; the figures of the loss, and the gradient's norm (None: no step)."""
     torch.set_num_threads(config.resources.trainer.cpus_per_task)
+    settings = LossSettings.of(config.algorithm)
     weights_N = token_weights(
         batch,
-        aggregation=config.algorithm.loss_aggregation,
+        aggregation=settings.aggregation,
         max_completion_length=config.rollout.max_completion_length,
     )
-    skips = config.trainer.skip_zero_advantage
-    needed_R = rollouts_with_gradient(batch, weights_N) if skips else None
+    needed_R = None
+    if config.trainer.skip_zero_advantage:
+        entropy_bonus = settings.entropy_coef > 0.0
+        needed_R = rollouts_with_gradient(batch, weights_N, entropy_bonus=entropy_bonus)
     micro_batches = micro_batches_of_rank(
         batch,
         weights_N,
@@ -180,7 +185,6 @@ def train_step(
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         share_prompt=config.trainer.share_prompt,
     )
-    settings = LossSettings.of(config.algorithm)
     figures: list[LossSums] = []
     optimizer.zero_grad()
     for micro_batch in micro_batches:

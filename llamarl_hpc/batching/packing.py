@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from llamarl_hpc.config.losses import Aggregation
 from llamarl_hpc.types import Array, TrainBatch
-
-Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 PROMPT_SEGMENT = 0  # completions of a row are segments 1, 2, ...
 PADDING_SEGMENT = -1
@@ -41,6 +39,7 @@ class MicroBatch:
     logprobs: Array  # float32 [K], behaviour policy
     advantages: Array  # float32 [K], of the token's rollout
     weights: Array  # float64 [K], share of the token in the batch's loss; 0 where not trained
+    rollout_index: Array  # int64 [K], number of the token's rollout, from 0; each is here whole
     flat_index: Array  # int64 [K], where token k lies in the batch's N; empty for a dummy
     num_tokens: int  # without padding; 0 for a dummy
 
@@ -74,15 +73,16 @@ def token_weights(
     return mask
 
 
-def rollouts_with_gradient(batch: TrainBatch, weights: Array) -> Array:
+def rollouts_with_gradient(batch: TrainBatch, weights: Array, *, entropy_bonus: bool) -> Array:
     """bool [R]: rollouts that can move a parameter.
 
     One whose advantage is exactly 0 (its group was constant) or whose tokens are all masked has
-    gradient 0, whatever its log-probs are: leaving it out changes nothing but the time.
+    gradient 0, whatever its log-probs are: leaving it out changes nothing but the time. An entropy
+    bonus pulls at every trained token, whatever its advantage.
     """
     ends = np.cumsum(batch.completion_lengths, dtype=np.int64)
     trained = np.add.reduceat(np.abs(weights), ends - batch.completion_lengths) > 0.0
-    return np.asarray(trained & (batch.advantages != 0.0))
+    return np.asarray(trained if entropy_bonus else trained & (batch.advantages != 0.0))
 
 
 def micro_batches_of_rank(
@@ -192,6 +192,7 @@ class _Layout:
                 order.append(source + np.arange(length))
                 at += length
         flat_index = np.concatenate(order)
+        rollout_lengths = [len(tokens) for tokens in order]
         advantages = np.repeat(batch.advantages, self.lengths)
         return MicroBatch(
             token_ids=token_ids,
@@ -202,6 +203,7 @@ class _Layout:
             logprobs=batch.logprobs[flat_index],
             advantages=advantages[flat_index],
             weights=weights[flat_index],
+            rollout_index=np.repeat(np.arange(len(order), dtype=np.int64), rollout_lengths),
             flat_index=flat_index,
             num_tokens=sum(row.length for row in rows),
         )
@@ -230,6 +232,7 @@ def _dummy() -> MicroBatch:
         logprobs=np.zeros(1, dtype=np.float32),
         advantages=np.zeros(1, dtype=np.float32),
         weights=np.zeros(1, dtype=np.float64),
+        rollout_index=zero[0],
         flat_index=np.zeros(0, dtype=np.int64),
         num_tokens=0,
     )

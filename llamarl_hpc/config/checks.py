@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from llamarl_hpc.config.schema import Config, ResourceConfig
+from llamarl_hpc.config.losses import PRESETS, LossSettings
+from llamarl_hpc.config.schema import AlgorithmConfig, Config, ResourceConfig
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.slurm_text.gres import count_gpus
 from llamarl_hpc.slurm_text.memory import parse_memory
@@ -110,20 +111,65 @@ def _lengths(config: Config) -> Iterator[str]:
 
 def _algorithm(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.loss_type.startswith("aipo") and algorithm.rho < 1.0:
-        yield (
-            f"algorithm.rho is {algorithm.rho}, which would shrink even on-policy gradients "
-            "(weight 1); set it to 1 or more (2 to 10 is usual)"
-        )
-    if algorithm.loss_type == "ppo" and algorithm.epsilon >= 1.0:
-        yield (
-            f"algorithm.epsilon is {algorithm.epsilon}, so the lower clip 1 - epsilon would not "
-            "be positive; set it below 1"
-        )
     if algorithm.in_flight_weight_updates and algorithm.max_staleness == 0:
         yield (
             "algorithm.in_flight_weight_updates is true but algorithm.max_staleness 0 forbids "
             "completions of mixed versions; set max_staleness to 1 or more"
+        )
+    yield from _bounds(algorithm)
+    yield from _mismatch(algorithm)
+
+
+def _bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
+    """Keys of the importance ratio: which of them a loss has, and what they may be."""
+    kind, preset = algorithm.loss_type, PRESETS[algorithm.loss_type]
+    if preset.bounded_by == "rho" and algorithm.rho < 1.0:
+        yield (
+            f"algorithm.rho is {algorithm.rho}, which would shrink even on-policy gradients "
+            "(weight 1); set it to 1 or more (2 to 10 is usual)"
+        )
+    settings = LossSettings.of(algorithm)
+    is_clip = preset.surrogate == "clipped_ratio"
+    without_effect = {
+        "epsilon": preset.bounded_by != "epsilon",
+        "epsilon_high": preset.bounded_by != "epsilon",
+        "delta": not is_clip,
+        "importance_sampling_level": preset.surrogate == "score",
+    }
+    for key, is_without in without_effect.items():
+        if is_without and getattr(algorithm, key) is not None:
+            yield f"algorithm.{key} means nothing to algorithm.loss_type '{kind}'; remove it"
+    if settings.low < 0.0 or (is_clip and settings.low == 0.0):
+        yield (
+            f"algorithm.epsilon is {algorithm.epsilon}, so the lower clip 1 - epsilon would not "
+            f"be positive; set it below 1{'' if is_clip else ', or to 1 for no lower clip'}"
+        )
+    if is_clip and settings.delta <= settings.high:
+        yield (
+            f"algorithm.delta is {algorithm.delta:g} but ratios up to {settings.high:g} (1 + "
+            "algorithm.epsilon_high) are within the clip; set delta above that (3 is usual)"
+        )
+
+
+def _mismatch(algorithm: AlgorithmConfig) -> Iterator[str]:
+    surrogate = PRESETS[algorithm.loss_type].surrogate
+    low, high = algorithm.mismatch_min, algorithm.mismatch_max
+    truncates_itself = surrogate in ("detached_weight", "clamped_ratio")
+    if algorithm.mismatch_correction == "truncate" and truncates_itself:
+        own = "rho" if PRESETS[algorithm.loss_type].bounded_by == "rho" else "epsilon_high"
+        yield (
+            f"algorithm.mismatch_correction 'truncate' has nothing to do for loss_type "
+            f"'{algorithm.loss_type}', which truncates the same ratio itself; set algorithm.{own}"
+        )
+    if algorithm.mismatch_correction == "truncate" and high < 1.0:
+        yield (
+            f"algorithm.mismatch_max is {high:g}, which would shrink even on-policy gradients "
+            "(weight 1); set it to 1 or more (2 to 5 is usual)"
+        )
+    if algorithm.mismatch_correction == "mask" and not low <= 1.0 <= high:
+        yield (
+            f"algorithm.mismatch_min {low:g} to mismatch_max {high:g} leaves out on-policy tokens "
+            "(ratio 1); set them to both sides of 1 (0.5 and 5 are usual)"
         )
 
 

@@ -27,11 +27,13 @@ from llamarl_hpc.batching.packing import (
     rollouts_with_gradient,
     token_weights,
 )
+from llamarl_hpc.config.losses import LossSettings
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError, LlamarlError, StoreError
 from llamarl_hpc.placement import World
 from llamarl_hpc.training import zero
-from llamarl_hpc.training.loss import LossSettings, LossSums, micro_batch_loss
+from llamarl_hpc.training.loss import micro_batch_loss
+from llamarl_hpc.training.loss_sums import LossSums
 from llamarl_hpc.training.optimizer import build_optimizer, clip_gradients, learning_rate
 from llamarl_hpc.training.policy import build_policy, forward_inputs
 from llamarl_hpc.training.rng import rng_state, set_rng_state
@@ -61,8 +63,7 @@ class TrainerEngine:
     ) -> None:
         """Collective. `placement.init_process_group` must have been called by every rank."""
         self.policy_version = 0
-        self._trainer, self._aggregation = config.trainer, config.algorithm.loss_aggregation
-        self._loss = LossSettings.of(config.algorithm)
+        self._trainer, self._loss = config.trainer, LossSettings.of(config.algorithm)
         self._max_completion_length = config.rollout.max_completion_length
         self._world = world
         self._device = _own_device(device, world)
@@ -89,11 +90,13 @@ class TrainerEngine:
         assert batch is not None, "the leader must have a batch"
         weights = token_weights(
             batch,
-            aggregation=self._aggregation,
+            aggregation=self._loss.aggregation,
             max_completion_length=self._max_completion_length,
         )
-        skips = self._trainer.skip_zero_advantage
-        needed = rollouts_with_gradient(batch, weights) if skips else None
+        needed = None
+        if self._trainer.skip_zero_advantage:
+            entropy_bonus = self._loss.entropy_coef > 0.0
+            needed = rollouts_with_gradient(batch, weights, entropy_bonus=entropy_bonus)
         micro_batches = micro_batches_of_rank(
             batch,
             weights,

@@ -25,15 +25,17 @@ def token_logprobs(
     *,
     temperature: float,
     chunk_tokens: int,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of `target_K` and entropies, both [K], under softmax(logits / temperature).
 
     Logits are computed in the model's dtype and normalised in float32 (float64 for a float64
-    model). Gradients flow through the log-probabilities; the entropy is only a figure.
+    model). Gradients flow through the log-probabilities; without `entropy_gradient` the entropy
+    is only a figure.
     """
     assert temperature > 0.0, "greedy rollouts are never trained"
     outputs = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_KD, weight_VD, target_K, temperature, chunk_tokens
+        hidden_KD, weight_VD, target_K, temperature, chunk_tokens, entropy_gradient
     )
     return cast("tuple[Tensor, Tensor]", outputs)
 
@@ -41,10 +43,13 @@ def token_logprobs(
 class LogprobHead(nn.Module):
     """The head as a module of its own, so that ZeRO-3 gathers its (maybe tied) weight for it."""
 
-    def __init__(self, weight: nn.Parameter, *, chunk_tokens: int) -> None:
+    def __init__(
+        self, weight: nn.Parameter, *, chunk_tokens: int, entropy_gradient: bool = False
+    ) -> None:
         super().__init__()
         self.weight = weight
         self.chunk_tokens = chunk_tokens
+        self.entropy_gradient = entropy_gradient
 
     def forward(
         self, hidden_KD: Tensor, target_K: Tensor, temperature: float
@@ -55,6 +60,7 @@ class LogprobHead(nn.Module):
             target_K,
             temperature=temperature,
             chunk_tokens=self.chunk_tokens,
+            entropy_gradient=self.entropy_gradient,
         )
 
 
@@ -74,6 +80,7 @@ class _TokenLogprobs(torch.autograd.Function):
         target_K: Tensor,
         temperature: float,
         chunk_tokens: int,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropies, normalisers = [], [], []
         probabilities = hidden_KD.new_empty(0)
@@ -96,16 +103,20 @@ class _TokenLogprobs(torch.autograd.Function):
             normalisers.append(largest.squeeze(-1) + log_total)
         # A single chunk may stay: it is within the bound, and saves computing it again.
         kept = probabilities if num_tokens <= chunk_tokens else None
-        ctx.save_for_backward(hidden_KD, weight_VD, target_K, torch.cat(normalisers), kept)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
         entropy = torch.cat(entropies)
-        ctx.mark_non_differentiable(entropy)
+        saved_entropy = entropy if entropy_gradient else None
+        ctx.save_for_backward(
+            hidden_KD, weight_VD, target_K, torch.cat(normalisers), kept, saved_entropy
+        )
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
         return torch.cat(logprobs), entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_K = grads[0]
-        hidden_KD, weight_VD, target_K, normalisers, kept = ctx.saved_tensors
+        grad_K, grad_entropy_K = grads
+        hidden_KD, weight_VD, target_K, normalisers, kept, entropy_K = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden_KD) if ctx.needs_input_grad[0] else None
         grad_weight: Tensor | None = None
         for start in range(0, hidden_KD.shape[0], ctx.chunk_tokens):
@@ -116,7 +127,12 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_logits = logits.sub_(normalisers[chunk, None]).exp_()
             # d logprob / d logit = (onehot - p) / temperature, in place of p
             scaled = (grad_K[chunk] / ctx.temperature).unsqueeze(-1)
+            if entropy_K is not None:
+                of_entropy = _entropy_gradient(grad_logits, entropy_K[chunk, None])
+                of_entropy.mul_((grad_entropy_K[chunk] / ctx.temperature).unsqueeze(-1))
             grad_logits.mul_(-scaled).scatter_add_(-1, target_K[chunk, None], scaled)
+            if entropy_K is not None:
+                grad_logits.add_(of_entropy)
             grad_logits = grad_logits.to(weight_VD.dtype)
             if grad_hidden is not None:
                 torch.mm(grad_logits, weight_VD, out=grad_hidden[chunk])
@@ -125,4 +141,9 @@ class _TokenLogprobs(torch.autograd.Function):
                     grad_weight = grad_logits.t() @ hidden_KD[chunk]
                 else:
                     grad_weight.addmm_(grad_logits.t(), hidden_KD[chunk])
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _entropy_gradient(probabilities: Tensor, entropy: Tensor) -> Tensor:
+    """d entropy / d (logit / temperature) = -p * (log p + entropy); 0 where p is."""
+    return torch.xlogy(probabilities, probabilities).addcmul_(probabilities, entropy).neg_()

@@ -26,12 +26,16 @@ _LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_s
 class PolicyModel(nn.Module):
     """Forward: one micro-batch -> (log-probs [K], entropies [K]) at the sampling temperature."""
 
-    def __init__(self, causal_lm: Any, *, logprob_chunk_tokens: int) -> None:
+    def __init__(
+        self, causal_lm: Any, *, logprob_chunk_tokens: int, entropy_gradient: bool = False
+    ) -> None:
         super().__init__()
         _check_head(causal_lm)
         self.causal_lm = causal_lm
         head = causal_lm.get_output_embeddings()
-        self.logprob_head = LogprobHead(head.weight, chunk_tokens=logprob_chunk_tokens)
+        self.logprob_head = LogprobHead(
+            head.weight, chunk_tokens=logprob_chunk_tokens, entropy_gradient=entropy_gradient
+        )
 
     def forward(
         self,
@@ -68,7 +72,11 @@ def build_policy(config: Config, model_folder: Path) -> PolicyModel:
     )
     if trainer.gradient_checkpointing:
         causal_lm.activation_checkpointing_enable({"use_reentrant": False})
-    policy = PolicyModel(causal_lm, logprob_chunk_tokens=trainer.logprob_chunk_tokens)
+    policy = PolicyModel(
+        causal_lm,
+        logprob_chunk_tokens=trainer.logprob_chunk_tokens,
+        entropy_gradient=config.algorithm.entropy_coef > 0.0,
+    )
     return policy.train()  # dropout is 0; only the checkpointing of activations looks at this
 
 

@@ -77,6 +77,7 @@ def test_a_shared_prompt_row_by_hand() -> None:
     assert micro_batch.logprobs.tolist() == [0, -1, -2, -3, -4, -5]
     assert micro_batch.weights.tolist() == [1 / 6] * 6
     assert micro_batch.flat_index.tolist() == list(range(6))
+    assert micro_batch.rollout_index.tolist() == [0, 0, 1, 2, 2, 2]
     assert micro_batch.num_tokens == 9
     assert micro_batch.has_shared_prompt
 
@@ -89,6 +90,7 @@ def test_plain_rows_by_hand() -> None:
     assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 4]] * 2
     assert micro_batch.gather_index.tolist() == [1, 2, 3, 6, 7]
     assert micro_batch.flat_index.tolist() == [2, 3, 4, 0, 1]
+    assert micro_batch.rollout_index.tolist() == [0, 0, 0, 1, 1]
     assert not micro_batch.has_shared_prompt
 
 
@@ -184,7 +186,9 @@ def test_a_batch_that_is_masked_throughout_has_no_weight() -> None:
 def test_rollouts_without_gradient_are_left_out_but_stay_in_the_denominator() -> None:
     batch = make_batch([[7, 8], [9]], [(0, [1, 2]), (0, [3]), (1, [4]), (1, [5, 6])], masked=(3,))
     weights = token_weights(batch, aggregation="token-mean", max_completion_length=16)
-    needed = rollouts_with_gradient(batch, weights)
+    needed = rollouts_with_gradient(batch, weights, entropy_bonus=True)
+    assert needed.tolist() == [True, True, True, False]
+    needed = rollouts_with_gradient(batch, weights, entropy_bonus=False)
     assert needed.tolist() == [False, True, True, False]  # advantage 0; and masked
     (micro_batch,) = micro_batches_of_rank(
         batch,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from llamarl_hpc.config.checks import check, check_model
+from llamarl_hpc.config.losses import PRESETS
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
 
@@ -67,6 +68,36 @@ def test_the_defaults_with_data_are_consistent() -> None:
         ({"model": {"max_context": 383}}, "is 384 tokens but model.max_context is 383"),
         ({"algorithm": {"rho": 0.5}}, "algorithm.rho is 0.5"),
         ({"algorithm": {"loss_type": "ppo", "epsilon": 1.0}}, "algorithm.epsilon is 1.0"),
+        ({"algorithm": {"loss_type": "cispo", "epsilon": 1.1}}, "or to 1 for no lower clip"),
+        ({"algorithm": {"epsilon_high": 0.3}}, "epsilon_high means nothing to algorithm.loss_type"),
+        ({"algorithm": {"loss_type": "cispo", "delta": 3.0}}, "algorithm.delta means nothing"),
+        ({"algorithm": {"loss_type": "dapo", "delta": 1.28}}, "ratios up to 1.28"),
+        (
+            {"algorithm": {"loss_type": "reinforce", "importance_sampling_level": "token"}},
+            "importance_sampling_level means nothing to algorithm.loss_type 'reinforce'",
+        ),
+        (
+            {"algorithm": {"mismatch_correction": "truncate"}},
+            "truncates the same ratio itself; set algorithm.rho",
+        ),
+        (
+            {"algorithm": {"loss_type": "cispo", "mismatch_correction": "truncate"}},
+            "truncates the same ratio itself; set algorithm.epsilon_high",
+        ),
+        (
+            {
+                "algorithm": {
+                    "loss_type": "grpo",
+                    "mismatch_correction": "truncate",
+                    "mismatch_max": 0.9,
+                }
+            },
+            "algorithm.mismatch_max is 0.9, which would shrink",
+        ),
+        (
+            {"algorithm": {"mismatch_correction": "mask", "mismatch_min": 1.5}},
+            "algorithm.mismatch_min 1.5 to mismatch_max 5 leaves out on-policy tokens",
+        ),
         (
             {"algorithm": {"in_flight_weight_updates": True, "max_staleness": 0}},
             "algorithm.max_staleness 0 forbids completions of mixed versions",
@@ -125,6 +156,11 @@ def test_all_contradictions_are_told_at_once() -> None:
         {"model": {"max_context": 384}},
         {"algorithm": {"rho": 1.0}},
         {"algorithm": {"loss_type": "reinforce", "rho": 0.5}},
+        *({"algorithm": {"loss_type": kind}} for kind in PRESETS),
+        {"algorithm": {"loss_type": "cispo", "epsilon": 1.0}},
+        {"algorithm": {"loss_type": "dapo", "delta": 3.0}},
+        {"algorithm": {"loss_type": "dapo", "mismatch_correction": "truncate"}},
+        {"algorithm": {"mismatch_correction": "mask", "mismatch_min": 0.0}},
         {"trainer": {"max_steps": 5, "warmup_steps": 5}},
         {"evaluation": {"num_prompts": 0}},
         {"rollout": {"num_generations": 64}},

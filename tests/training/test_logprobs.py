@@ -39,6 +39,49 @@ def test_values_and_gradients_equal_the_direct_formula(
     assert not entropy.requires_grad
 
 
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_the_gradient_of_the_entropy_equals_the_direct_formula(
+    chunk_tokens: int, temperature: float
+) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+    target, upstream = torch.randint(0, 11, (7,)), torch.randn(2, 7, dtype=torch.float64)
+    logprobs, entropy = token_logprobs(
+        hidden,
+        weight,
+        target,
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+        entropy_gradient=True,
+    )
+    total = (logprobs * upstream[0] + entropy * upstream[1]).sum()
+    grads = torch.autograd.grad(total, [hidden, weight])
+    distribution = torch.distributions.Categorical(logits=hidden @ weight.T / temperature)
+    expected = distribution.log_prob(target) * upstream[0] + distribution.entropy() * upstream[1]
+    expected_grads = torch.autograd.grad(expected.sum(), [hidden, weight])
+    for ours, theirs in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+def test_a_token_of_probability_zero_leaves_the_gradient_of_the_entropy_finite() -> None:
+    hidden = torch.tensor([[0.0, -500.0, 1.0]], requires_grad=True)
+    _, entropy = token_logprobs(
+        hidden,
+        torch.eye(3),
+        torch.tensor([0]),
+        temperature=1.0,
+        chunk_tokens=4,
+        entropy_gradient=True,
+    )
+    (gradient,) = torch.autograd.grad(entropy.sum(), hidden)
+    p = 1.0 / (1.0 + math.e)
+    h = -p * math.log(p) - (1 - p) * math.log(1 - p)
+    expected = [-p * (math.log(p) + h), 0.0, -(1 - p) * (math.log(1 - p) + h)]
+    assert gradient.tolist()[0] == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.parametrize(("temperature", "expected"), [(0.5, -0.142932), (1.0, -0.407606)])
 def test_temperature_divides_the_logits(temperature: float, expected: float) -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0]])

@@ -9,11 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from llamarl_hpc.training.loss import LossSettings, LossSums, policy_loss
+from llamarl_hpc.config.losses import PRESETS, LossSettings
+from llamarl_hpc.config.schema import AlgorithmConfig
+from llamarl_hpc.training.loss import policy_loss
+from llamarl_hpc.training.loss_sums import LossSums
 
 LOGP = [-1.0, -2.0, -0.5, -3.0]
 RATIOS = [1.0, 3.0, 0.5, 1.1]
 ADVANTAGES = [1.0, 2.0, -1.0, -2.0]
+
+
+def loss_of(loss_type: str = "aipo", **keys: Any) -> LossSettings:
+    """As the configuration gives it."""
+    return LossSettings.of(AlgorithmConfig.model_validate({"loss_type": loss_type, **keys}))
 
 
 def evaluate(
@@ -23,8 +31,9 @@ def evaluate(
     ratios: list[float] = RATIOS,
     advantages: list[float] = ADVANTAGES,
     weights: list[float] | None = None,
+    rollout: list[int] | None = None,
 ) -> tuple[float, list[float], LossSums]:
-    """Loss, its gradient with respect to logp, and the figures."""
+    """Loss, its gradient with respect to logp, and the figures. Entropies are 1."""
     logprobs = torch.tensor(logp, dtype=torch.float64, requires_grad=True)
     ratio = torch.tensor(ratios, dtype=torch.float64)
     loss, figures = policy_loss(
@@ -33,6 +42,7 @@ def evaluate(
         torch.tensor(advantages, dtype=torch.float64),
         torch.tensor(weights or [0.25] * len(logp), dtype=torch.float64),
         torch.ones(len(logp), dtype=torch.float64),
+        torch.tensor(rollout or [0] * len(logp)),
         settings=settings,
     )
     (gradient,) = torch.autograd.grad(loss, logprobs)
@@ -40,7 +50,7 @@ def evaluate(
 
 
 def test_aipo_truncates_the_weight_and_does_not_differentiate_it() -> None:
-    loss, gradient, figures = evaluate(LossSettings(loss_type="aipo", rho=2.0))
+    loss, gradient, figures = evaluate(loss_of("aipo", rho=2.0))
     # weights 1, min(3, 2) = 2, 0.5, 1.1; -(w A logp) / 4
     assert loss == pytest.approx(-(1 * -1 + 2 * 2 * -2 + 0.5 * -1 * -0.5 + 1.1 * -2 * -3) / 4)
     assert gradient == pytest.approx([-1 / 4, -4 / 4, 0.5 / 4, 2.2 / 4])
@@ -48,21 +58,21 @@ def test_aipo_truncates_the_weight_and_does_not_differentiate_it() -> None:
 
 
 def test_aipo_clamp_has_no_gradient_above_rho() -> None:
-    loss, gradient, figures = evaluate(LossSettings(loss_type="aipo_clamp", rho=2.0))
+    loss, gradient, figures = evaluate(loss_of("aipo_clamp", rho=2.0))
     assert loss == pytest.approx(-(1 * 1 + 2 * 2 + 0.5 * -1 + 1.1 * -2) / 4)
     assert gradient == pytest.approx([-1 / 4, 0.0, 0.5 / 4, 2.2 / 4])
     assert figures.metrics()["clip_frac"] == 0.25
 
 
 def test_reinforce_ignores_the_ratio() -> None:
-    loss, gradient, figures = evaluate(LossSettings(loss_type="reinforce"))
+    loss, gradient, figures = evaluate(loss_of("reinforce"))
     assert loss == pytest.approx(-(-1.0 - 4.0 + 0.5 + 6.0) / 4)
     assert gradient == pytest.approx([-1 / 4, -2 / 4, 1 / 4, 2 / 4])
     assert figures.metrics()["clip_frac"] == 0.0
 
 
 def test_ppo_clips_on_both_sides_and_only_where_that_is_pessimistic() -> None:
-    settings = LossSettings(loss_type="ppo", epsilon=0.2, epsilon_high=0.28)
+    settings = loss_of("ppo", epsilon=0.2, epsilon_high=0.28)
     loss, gradient, figures = evaluate(
         settings,
         logp=[-1.0] * 5,
@@ -76,17 +86,164 @@ def test_ppo_clips_on_both_sides_and_only_where_that_is_pessimistic() -> None:
     assert figures.metrics()["clip_frac"] == pytest.approx(2 / 5)
 
 
+def test_delta_bounds_the_push_of_a_negative_advantage() -> None:
+    loss, gradient, figures = evaluate(
+        loss_of("ppo", delta=2.0),
+        logp=[-1.0] * 5,
+        ratios=[5.0, 1.5, 5.0, 0.5, 1.0],
+        advantages=[-1.0, -1.0, 1.0, -1.0, -2.0],
+        weights=[0.2] * 5,
+    )
+    # A < 0: 5.0 -> 2.0, 1.5 stays, 0.5 -> 0.8; A > 0 is clipped at 1.2 as ever
+    assert loss == pytest.approx(-(-2.0 - 1.5 + 1.2 - 0.8 - 2.0) / 5)
+    assert gradient == pytest.approx([0.0, 1.5 / 5, 0.0, 0.0, 2.0 / 5])
+    assert figures.metrics()["clip_frac"] == pytest.approx(3 / 5)
+
+
+def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
+    # default: 0 to 5; then 1 - 0.4 to 1 + 1
+    loss, gradient, figures = evaluate(loss_of("cispo"), ratios=[1.0, 7.0, 0.1, 1.1])
+    assert loss == pytest.approx(-(1 * -1 + 5 * 2 * -2 + 0.1 * -1 * -0.5 + 1.1 * -2 * -3) / 4)
+    assert gradient == pytest.approx([-1 / 4, -10 / 4, 0.1 / 4, 2.2 / 4])
+    assert figures.metrics()["clip_frac"] == 0.25
+    _, gradient, figures = evaluate(loss_of("cispo", epsilon=0.4, epsilon_high=1.0))
+    assert gradient == pytest.approx([-1 / 4, -2 * 2 / 4, 0.6 / 4, 2.2 / 4])
+    assert figures.metrics()["clip_frac"] == 0.5
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "dapo"])
+def test_presets_of_the_two_sided_clip_differ_from_ppo_in_bounds_and_aggregation(kind: str) -> None:
+    ours = evaluate(loss_of(kind, epsilon=0.2, epsilon_high=0.28))
+    theirs = evaluate(loss_of("ppo", epsilon=0.2, epsilon_high=0.28))
+    assert ours[:2] == theirs[:2]
+    aggregations = {
+        "grpo": "seq-mean-token-mean",
+        "dr_grpo": "seq-mean-token-sum-norm",
+        "dapo": "token-mean",
+    }
+    assert loss_of(kind).aggregation == aggregations[kind]
+    assert loss_of(kind, loss_aggregation="token-mean").aggregation == "token-mean"
+    high = 1.28 if kind == "dapo" else 1.2
+    assert (loss_of(kind).low, loss_of(kind).high) == pytest.approx((0.8, high))
+    assert loss_of(kind, epsilon=0.1).high == pytest.approx(1.28 if kind == "dapo" else 1.1)
+
+
+def test_gspo_clips_the_geometric_mean_of_a_rollout() -> None:
+    settings = loss_of("gspo", epsilon=0.1, epsilon_high=0.2)
+    loss, gradient, figures = evaluate(
+        settings,
+        logp=[-1.0, -2.0, -3.0, -1.0, -1.0, -1.0],
+        ratios=[1.1, 1.21, 2.0, 4.0, 0.5, 9.0],
+        advantages=[2.0, 2.0, 1.0, 1.0, -1.0, -1.0],
+        weights=[0.1, 0.2, 0.25, 0.25, 0.2, 0.0],
+        rollout=[0, 0, 1, 1, 2, 2],
+    )
+    # rollouts: sqrt(1.1 * 1.21) = 1.1^1.5; sqrt(8) above 1.2; 0.5 below 0.9 (the 9 is masked)
+    first = 1.1**1.5
+    assert loss == pytest.approx(-(0.3 * first * 2 + 0.5 * 1.2 * 1 - 0.2 * 0.9 * 1))
+    # d s / d logp_t = s / 2 for either token, whatever its own weight
+    assert gradient == pytest.approx([-0.3 * 2 * first / 2] * 2 + [0.0] * 4)
+    metrics = figures.metrics()
+    assert metrics["clip_frac"] == pytest.approx(3 / 5)
+    assert metrics["is_ratio/mean"] == pytest.approx((2 * first + 2 * 8**0.5 + 0.5) / 5)
+    assert metrics["mismatch/logprob_abs_diff"] == pytest.approx(
+        math.log(1.1 * 1.21 * 2 * 4 * 2) / 5  # still of tokens
+    )
+
+
+def test_aipo_at_the_level_of_sequences_truncates_their_mean() -> None:
+    settings = loss_of("aipo", rho=2.0, importance_sampling_level="sequence")
+    loss, gradient, _ = evaluate(
+        settings, ratios=[1.0, 4.0, 3.0, 3.0], advantages=[1, 1, -1, -1], rollout=[0, 0, 1, 1]
+    )
+    assert loss == pytest.approx(-(2 * -1 + 2 * -2 - 2 * -0.5 - 2 * -3) / 4)
+    assert gradient == pytest.approx([-2 / 4, -2 / 4, 2 / 4, 2 / 4])
+
+
+RATIO_LOSSES = [kind for kind, row in PRESETS.items() if row.surrogate == "clipped_ratio"]
+
+
+@pytest.mark.parametrize("kind", ["reinforce", *RATIO_LOSSES])
+def test_truncation_makes_every_loss_pull_like_aipo(kind: str) -> None:
+    settings = loss_of(kind, mismatch_correction="truncate", mismatch_max=2.0)
+    loss, gradient, figures = evaluate(settings, rollout=[0, 1, 2, 3])
+    assert gradient == pytest.approx([-1 / 4, -4 / 4, 0.5 / 4, 2.2 / 4])
+    assert gradient == pytest.approx(evaluate(loss_of("aipo", rho=2.0))[1])
+    if kind != "reinforce":  # value: weight times the ratio 1 times A
+        assert loss == pytest.approx(-(1 * 1 + 2 * 2 - 0.5 * 1 - 1.1 * 2) / 4)
+    metrics = figures.metrics()
+    assert metrics["clip_frac"] == 0.0
+    assert metrics["mismatch/corrected_frac"] == 0.25
+    assert metrics["is_ratio/mean"] == pytest.approx(5.6 / 4)
+
+
+def test_truncation_holds_beyond_the_numerical_bound_of_the_ratio() -> None:
+    settings = loss_of("ppo", mismatch_correction="truncate", mismatch_max=2.0)
+    _, gradient, _ = evaluate(settings, ratios=[math.exp(30)] * 4, rollout=[0, 1, 2, 3])
+    assert gradient == pytest.approx([-2 / 4, -4 / 4, 2 / 4, 4 / 4])
+
+
+def test_the_band_mask_takes_tokens_out_and_leaves_the_others_as_they_are() -> None:
+    band = {"mismatch_correction": "mask", "mismatch_min": 0.6, "mismatch_max": 2.0}
+    loss, gradient, figures = evaluate(loss_of("aipo", **band))
+    assert loss == pytest.approx(-(1 * -1 + 1.1 * -2 * -3) / 4)
+    assert gradient == pytest.approx([-1 / 4, 0.0, 0.0, 2.2 / 4])
+    assert figures.metrics()["mismatch/corrected_frac"] == 0.5
+    assert figures.metrics()["tokens/trained"] == 4.0
+    _, gradient, _ = evaluate(loss_of("reinforce", **band))
+    assert gradient == pytest.approx([-1 / 4, 0.0, 0.0, 2 / 4])
+
+
+def test_the_band_mask_takes_whole_rollouts_out() -> None:
+    settings = loss_of("aipo", mismatch_correction="mask", mismatch_level="sequence")
+    _, gradient, figures = evaluate(
+        settings, ratios=[0.1, 0.3, 8.0, 2.0], advantages=[1.0] * 4, rollout=[0, 0, 1, 1]
+    )
+    # means sqrt(0.03) = 0.17 and sqrt(16) = 4; the band is 0.5 to 5, the weight's bound 4
+    assert gradient == pytest.approx([0.0, 0.0, -4 / 4, -2 / 4])
+    assert figures.metrics()["mismatch/corrected_frac"] == 0.5
+
+
+def test_the_entropy_bonus_counts_with_the_weights_of_the_loss() -> None:
+    logprobs = torch.tensor(LOGP, dtype=torch.float64, requires_grad=True)
+    entropy = torch.tensor([0.5, 1.0, 2.0, math.nan], dtype=torch.float64, requires_grad=True)
+    loss, figures = policy_loss(
+        logprobs,
+        logprobs.detach(),
+        torch.zeros(4),
+        torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64),
+        entropy,
+        torch.tensor([0, 0, 1, 1]),
+        settings=loss_of("grpo", entropy_coef=0.1),
+    )
+    assert loss.item() == pytest.approx(-0.1 * (0.5 * 0.5 + 0.3 * 1.0 + 0.2 * 2.0))
+    assert figures.loss == pytest.approx(loss.item())
+    of_logprobs, of_entropy = torch.autograd.grad(loss, [logprobs, entropy])
+    assert of_logprobs.tolist() == [0.0] * 4
+    assert of_entropy.tolist() == pytest.approx([-0.05, -0.03, -0.02, 0.0])
+
+
+@pytest.mark.parametrize("kind", PRESETS)
+def test_a_rollout_without_advantage_has_no_gradient_at_all(kind: str) -> None:
+    for correction in ("none", "truncate", "mask"):
+        _, gradient, _ = evaluate(
+            loss_of(kind, mismatch_correction=correction),
+            advantages=[0.0, 1.0, 0.0, 1.0],
+            rollout=[0, 1, 0, 1],
+        )
+        assert gradient[0] == gradient[2] == 0.0
+
+
 def test_on_policy_all_losses_have_the_gradient_of_reinforce() -> None:
     gradients = [
-        evaluate(LossSettings(loss_type=kind), ratios=[1.0] * 4)[1]  # type: ignore[arg-type]
-        for kind in ("aipo", "aipo_clamp", "reinforce", "ppo")
+        evaluate(loss_of(kind), ratios=[1.0] * 4, rollout=[0, 1, 2, 3])[1] for kind in PRESETS
     ]
     for gradient in gradients:
         assert gradient == pytest.approx([-1 / 4, -2 / 4, 1 / 4, 2 / 4])
 
 
 def test_weights_are_the_aggregation() -> None:
-    loss, gradient, _ = evaluate(LossSettings(loss_type="reinforce"), weights=[0.5, 0.25, 0.0, 0.1])
+    loss, gradient, _ = evaluate(loss_of("reinforce"), weights=[0.5, 0.25, 0.0, 0.1])
     assert loss == pytest.approx(-(0.5 * -1 + 0.25 * -4 + 0.1 * 6))
     assert gradient == pytest.approx([-0.5, -0.5, 0.0, 0.2])
 
@@ -100,7 +257,8 @@ def extreme(dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor, LossSums]:
         torch.tensor([1.0, 0, 1, 1, 0, 0], dtype=dtype),
         torch.tensor([0.25, 0.25, 0.25, 0.25, 0, 0], dtype=torch.float64),
         torch.zeros(6, dtype=dtype),
-        settings=LossSettings(loss_type=kind, rho=2.0),  # type: ignore[arg-type]
+        torch.tensor([0, 0, 1, 1, 1, 2]),
+        settings=loss_of(kind, rho=2.0),
     )
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return loss, gradient, figures
@@ -119,7 +277,7 @@ def test_extreme_ratios_give_the_exact_finite_value(dtype: torch.dtype) -> None:
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-@pytest.mark.parametrize("kind", ["aipo_clamp", "reinforce", "ppo"])
+@pytest.mark.parametrize("kind", [kind for kind in PRESETS if kind != "aipo"])
 def test_extreme_ratios_keep_every_loss_finite(kind: str) -> None:
     loss, gradient, _ = extreme(torch.float32, kind)
     assert torch.isfinite(loss) and torch.isfinite(gradient).all()
@@ -127,7 +285,7 @@ def test_extreme_ratios_keep_every_loss_finite(kind: str) -> None:
 
 
 def test_metrics_by_hand() -> None:
-    metrics = evaluate(LossSettings(loss_type="aipo", rho=2.0))[2].metrics()
+    metrics = evaluate(loss_of("aipo", rho=2.0))[2].metrics()
     logs = [math.log(r) for r in RATIOS]
     assert metrics["is_ratio/mean"] == pytest.approx(5.6 / 4)
     assert metrics["is_ratio/max"] == pytest.approx(3.0)
@@ -141,7 +299,7 @@ def test_metrics_by_hand() -> None:
 
 
 def test_figures_of_parts_add_up_to_those_of_the_whole() -> None:
-    settings = LossSettings(loss_type="ppo")
+    settings = loss_of("ppo")
     whole = evaluate(settings)[2].metrics()
     parts: list[Any] = [
         evaluate(
@@ -159,6 +317,6 @@ def test_figures_of_parts_add_up_to_those_of_the_whole() -> None:
 
 
 def test_nothing_to_train_gives_zeros_and_not_nan() -> None:
-    _, gradient, figures = evaluate(LossSettings(), weights=[0.0] * 4)
+    _, gradient, figures = evaluate(loss_of(), weights=[0.0] * 4)
     assert gradient == [0.0] * 4
     assert set(figures.metrics().values()) == {0.0}

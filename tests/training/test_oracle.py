@@ -42,6 +42,8 @@ def oracle() -> ModuleType:
         {"zero_stage": 1, "max_grad_norm": 0.0, "warmup_steps": 3},
         {"zero_stage": 1, "share_prompt": False, "gradient_checkpointing": True},
         {"zero_stage": 2, "algorithm": {"loss_type": "ppo"}},
+        {"zero_stage": 1, "micro_batch_tokens": 40, "algorithm": {"loss_type": "gspo"}},
+        {"zero_stage": 1, "algorithm": {"loss_type": "dr_grpo", "entropy_coef": 0.01}},
     ],
 )
 def test_the_visible_loop_makes_the_same_weights_bit_for_bit(

@@ -7,17 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loss_configs import ALGORITHMS, name_of
 from tiny_policy import random_batch, tiny_model
 from torch import Tensor, nn
 
 from llamarl_hpc.batching.packing import micro_batches_of_rank, token_weights
+from llamarl_hpc.config.losses import LossSettings
+from llamarl_hpc.config.schema import AlgorithmConfig
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.training.loss import LossSettings, policy_loss
+from llamarl_hpc.training.loss import micro_batch_loss
 from llamarl_hpc.training.policy import PolicyModel, attention_mask, forward_inputs
 from llamarl_hpc.types import TrainBatch
 
 
-def policy64(attention: str = "sdpa", **overrides: Any) -> PolicyModel:
+def policy64(
+    attention: str = "sdpa", *, entropy_gradient: bool = False, **overrides: Any
+) -> PolicyModel:
     """Float64 throughout: the model's own norms would round to float32 on the way."""
     causal_lm = tiny_model(**overrides)
     for parent in list(causal_lm.modules()):
@@ -26,7 +31,7 @@ def policy64(attention: str = "sdpa", **overrides: Any) -> PolicyModel:
                 norm = nn.RMSNorm(child.weight.shape[0], eps=child.variance_epsilon)
                 setattr(parent, name, norm)
     causal_lm.double().set_attn_implementation(attention)
-    return PolicyModel(causal_lm, logprob_chunk_tokens=7)
+    return PolicyModel(causal_lm, logprob_chunk_tokens=7, entropy_gradient=entropy_gradient)
 
 
 def compute(
@@ -36,10 +41,11 @@ def compute(
     share_prompt: bool,
     budget: int = 10_000,
     num_ranks: int = 1,
-    aggregation: Any = "token-mean",
+    **algorithm: Any,
 ) -> tuple[Tensor, float, dict[str, Tensor]]:
     """Log-probs in the batch's order, loss and gradients, summed over all ranks."""
-    weights = token_weights(batch, aggregation=aggregation, max_completion_length=16)
+    settings = LossSettings.of(AlgorithmConfig.model_validate(algorithm))
+    weights = token_weights(batch, aggregation=settings.aggregation, max_completion_length=16)
     logprobs = torch.full((len(batch.completion_ids),), torch.nan, dtype=torch.float64)
     policy.zero_grad()
     total = 0.0
@@ -54,14 +60,7 @@ def compute(
         ):
             inputs = forward_inputs(micro_batch, temperature=batch.temperature, device="cpu")
             logprobs_K, entropy_K = policy(**inputs)
-            loss, _ = policy_loss(
-                logprobs_K,
-                torch.from_numpy(micro_batch.logprobs),
-                torch.from_numpy(micro_batch.advantages),
-                torch.from_numpy(micro_batch.weights),
-                entropy_K,
-                settings=LossSettings(),
-            )
+            loss, _ = micro_batch_loss(micro_batch, logprobs_K, entropy_K, settings=settings)
             loss.backward()
             total += loss.item()
             index = torch.from_numpy(micro_batch.flat_index)
@@ -92,23 +91,23 @@ def test_a_shared_prompt_gives_the_gradients_of_separate_rows(
     assert_same(compute(policy, batch, share_prompt=True, budget=40), separate, atol)
 
 
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
-@pytest.mark.parametrize(("budget", "num_ranks"), [(30, 1), (100, 1), (64, 2), (64, 3), (64, 7)])
-def test_micro_batches_and_ranks_change_nothing(
-    budget: int, num_ranks: int, aggregation: str
-) -> None:
-    policy, batch = policy64(), random_batch(num_groups=5)
-    whole = compute(policy, batch, share_prompt=True, aggregation=aggregation)
-    for share_prompt in (True, False):
-        split = compute(
-            policy,
-            batch,
-            share_prompt=share_prompt,
-            budget=budget,
-            num_ranks=num_ranks,
-            aggregation=aggregation,
-        )
-        assert_same(split, whole)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
+def test_micro_batches_ranks_packing_and_padding_change_nothing(algorithm: dict[str, Any]) -> None:
+    policy = policy64(entropy_gradient="entropy_coef" in algorithm)
+    batch = random_batch(num_groups=5)
+    whole = compute(policy, batch, share_prompt=True, **algorithm)
+    assert any(gradient.abs().max() > 1e-6 for gradient in whole[2].values())
+    for budget, num_ranks in ((30, 1), (100, 1), (64, 2), (64, 3), (64, 7)):
+        for share_prompt in (True, False):
+            split = compute(
+                policy,
+                batch,
+                share_prompt=share_prompt,
+                budget=budget,
+                num_ranks=num_ranks,
+                **algorithm,
+            )
+            assert_same(split, whole)
 
 
 def test_log_probs_belong_to_their_tokens() -> None:
