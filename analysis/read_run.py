@@ -16,6 +16,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +34,7 @@ from llamarl_hpc.types import Array, VersionSpan
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 Lineage = Literal["current", "all"]
 _GROUP_KEYS = ("purpose", "group_id", "attempt", "issue", "status", "step", "t_resolved")
@@ -232,6 +234,26 @@ class Run:
             frame["prompt"] = self._texts("prompts/text", "prompt_text/utf8", rows)
             frame["completion"] = self._texts("rollouts/text", "text/utf8", frame.index.to_numpy())
         return frame.reset_index(drop=True)
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        """The same as `rollouts`."""
+        return self.rollouts(**options)
+
+    def to_arrow(self, *, text: bool = True, tokens: bool = False, **filters: Any) -> pa.Table:
+        """One row per completion; `tokens` adds ids, log-probs and the loss mask as lists."""
+        from analysis.export import to_arrow
+
+        return to_arrow(self, text=text, tokens=tokens, **filters)
+
+    def to_polars(self, **options: Any) -> Any:
+        """`to_arrow` as a polars frame. Raises ConfigError when polars is not installed."""
+        try:
+            polars = import_module("polars")
+        except ImportError:
+            raise ConfigError(
+                "to_polars needs polars, which is not installed: pip install polars"
+            ) from None
+        return polars.from_arrow(self.to_arrow(**options))
 
     def _frame(self, table: Literal["groups", "rollouts"], mask: Array) -> pd.DataFrame:
         import pandas as pd

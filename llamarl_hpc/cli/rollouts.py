@@ -1,4 +1,4 @@
-"""`llamarl-hpc rollouts show | stats | verify RUN`: look at what the model wrote."""
+"""`llamarl-hpc rollouts ...`: look at what the model wrote. Here: show, stats, verify."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llamarl_hpc.cli import rollouts_diff, rollouts_files, rollouts_search
 from llamarl_hpc.cli.figures import write_figures
 from llamarl_hpc.errors import LlamarlError
 
@@ -39,6 +40,10 @@ def register(app: typer.Typer) -> None:
     rollouts.command("show")(show)
     rollouts.command("stats")(stats)
     rollouts.command("verify")(verify)
+    rollouts.command("grep")(rollouts_search.grep)
+    rollouts.command("export")(rollouts_files.export_rollouts)
+    rollouts.command("diff")(rollouts_diff.diff)
+    rollouts.command("repair")(rollouts_files.repair)
     app.add_typer(rollouts, name="rollouts")
 
 

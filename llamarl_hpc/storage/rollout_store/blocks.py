@@ -20,7 +20,7 @@ from llamarl_hpc.storage.rollout_store.layout import (
 from llamarl_hpc.types import Array
 
 # Columns (offset, length) that point into a flat table.
-_RAGGED = {
+RAGGED = {
     "rollouts": (
         ("token_offset", "completion_length", "tokens"),
         ("text_offset", "text_length", "text"),
@@ -94,13 +94,48 @@ def _keep_first(block: Block, table: str, keys: Iterable[Any]) -> Block:
     for path, array in block.items():
         if column_of(path).refers == table:
             block[path] = new_row[array].astype(array.dtype)
-    for offset, length, flat in _RAGGED.get(table, ()):
+    for offset, length, flat in RAGGED.get(table, ()):
         offset, length = f"{table}/{offset}", f"{table}/{length}"
         rows = ragged_rows(block[offset], block[length])
         for path in [path for path in block if path.startswith(f"{flat}/")]:
             block[path] = block[path][rows]
         block[offset] = offsets(block[length])
     return block
+
+
+def take_groups(block: Block, first: int, last: int) -> Block:
+    """The block of groups first..last (last excluded), references and offsets its own."""
+    groups = slice(first, last)
+    start = block["groups/first_rollout"][groups]
+    length = block["groups/num_rollouts"][groups]
+    rollouts = ragged_rows(start, length)
+    spans = np.flatnonzero(np.isin(block["versions/rollout"], rollouts))
+    prompts = np.unique(block["groups/prompt"][groups])
+    rows = {
+        "groups": np.arange(first, last),
+        "rollouts": rollouts,
+        "versions": spans,
+        "prompts": prompts,
+        "generators": np.unique(block["groups/generator"][groups]),
+        "reasons": np.unique(block["groups/reason"][groups]),
+    }
+    for table, runs in RAGGED.items():
+        for offset, of, flat in runs:
+            at, n = block[f"{table}/{offset}"], block[f"{table}/{of}"]
+            rows[flat] = ragged_rows(at[rows[table]], n[rows[table]])
+    taken = {}
+    for path, array in block.items():
+        table = path.split("/")[0]
+        taken[path] = array[rows["rollouts" if table == "rewards" else table]]
+    for path, array in taken.items():
+        refers = column_of(path).refers
+        if refers and not path.endswith(("_offset", "/first_rollout")):
+            taken[path] = np.searchsorted(rows[refers], array).astype(array.dtype)
+    for table, runs in RAGGED.items():
+        for offset, of, _ in runs:
+            taken[f"{table}/{offset}"] = offsets(taken[f"{table}/{of}"])
+    taken["groups/first_rollout"] = offsets(taken["groups/num_rollouts"])
+    return taken
 
 
 def offsets(lengths: Array) -> Array:
@@ -135,7 +170,7 @@ def problems(block: Block) -> list[str]:
     if found:
         return found
     found += _adjacent("groups/first_rollout", "groups/num_rollouts", "rollouts", block)
-    for table, runs in _RAGGED.items():
+    for table, runs in RAGGED.items():
         for offset, length, flat in runs:
             found += _adjacent(f"{table}/{offset}", f"{table}/{length}", flat, block)
     covered = np.bincount(

@@ -36,7 +36,7 @@ class RolloutFile:
         self.name = name
         try:
             self._id = _open(source)
-        except OSError as error:
+        except (OSError, ValueError, RuntimeError) as error:  # as h5py sees fit
             raise StoreError(f"{name} cannot be opened: {error}") from error
         try:
             self._check_version()
@@ -148,6 +148,29 @@ class RolloutFile:
         except (OSError, RuntimeError, ValueError, TypeError) as error:
             raise StoreError(f"{path} of {self.name} cannot be read: {error}") from error
         return array
+
+    def read_what_can_be(self, path: str, num_rows: int) -> tuple[Array, Array]:
+        """A column of `num_rows`, zero where it cannot be read, and the mask of those rows."""
+        import h5py
+
+        column = column_of(path)
+        values = empty_column(column, num_rows)
+        lost = np.ones(num_rows, dtype=bool)
+        try:
+            dataset = h5py.Dataset(h5py.h5d.open(self._id, path.encode()))
+            values = np.zeros(num_rows, dtype=dataset.dtype)
+            step = dataset.chunks[0] if dataset.chunks else max(num_rows, 1)
+            stop = min(num_rows, len(dataset))
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError):
+            return values, lost
+        for start in range(0, stop, step):
+            end = min(start + step, stop)
+            try:
+                values[start:end] = dataset[start:end]
+                lost[start:end] = False
+            except (OSError, RuntimeError, ValueError):
+                continue
+        return values, lost
 
     def block(self) -> Block:
         """Everything."""

@@ -1,0 +1,127 @@
+"""`llamarl-hpc rollouts export | repair RUN`: other files from the rollouts of a run."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from llamarl_hpc.run_dir import RunDir
+
+RunArgument = Annotated[Path, typer.Argument(help="Folder of a run (or the folder above).")]
+
+
+def export_rollouts(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="parquet or jsonl.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write.")],
+    text: Annotated[bool, typer.Option(help="Texts of prompt and completion, data row.")] = True,
+    tokens: Annotated[bool, typer.Option(help="Token ids, log-probs and loss mask.")] = False,
+    status: Annotated[
+        str | None, typer.Option(help="trained, dropped, abandoned or evaluation.")
+    ] = None,
+    purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
+    first_step: Annotated[int | None, typer.Option(help="From this optimizer step.")] = None,
+    last_step: Annotated[int | None, typer.Option(help="Up to this optimizer step.")] = None,
+    all_attempts: Annotated[
+        bool, typer.Option("--all", help="Also what a resume has thrown away.")
+    ] = False,
+) -> None:
+    """One row per completion as parquet or JSON Lines, for other tools."""
+    from analysis.export import export
+    from analysis.read_run import Run
+
+    opened = Run.open(run)
+    for problem in opened.store.problems:
+        typer.echo(problem, err=True)
+    steps = None
+    if first_step is not None or last_step is not None:
+        steps = (first_step or 0, last_step if last_step is not None else 2**62)
+    num = export(
+        opened,
+        out,
+        to,
+        text=text,
+        tokens=tokens,
+        lineage="all" if all_attempts else "current",
+        purpose=purpose,
+        status=status,
+        steps=steps,
+    )
+    typer.echo(f"{num} rollouts of {opened.dir.path} -> {out}")
+
+
+def repair(
+    run: RunArgument,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New run folder; default: RUN-repaired.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Though it may be running on another host.")
+    ] = False,
+) -> None:
+    """Copy a run with what can be saved of its damaged rollout files. RUN itself is not changed."""
+    from llamarl_hpc.errors import RunDirError
+    from llamarl_hpc.run_dir import RunDir
+    from llamarl_hpc.storage.rollout_store.repair import FileRepair
+    from llamarl_hpc.storage.rollout_store.repair import repair as repair_store
+
+    source = RunDir.open(run)
+    target = RunDir(out or source.path.with_name(f"{source.path.name}-repaired"))
+    if target.path.exists():
+        raise RunDirError(f"{target.path} exists already; name a new folder with --out")
+
+    def say(done: FileRepair) -> None:
+        for problem in done.problems:
+            typer.echo(problem)
+        if done.problems:
+            typer.echo(f"{done.name}: {done.kept} of {done.groups or 'unknown'} groups are saved")
+
+    with _nobody_writes(source, force):
+        done = repair_store(source.rollouts, target.rollouts, say=say)
+        _copy_records(source, target)
+    damaged = sum(bool(entry.problems) for entry in done)
+    typer.echo(f"{damaged} of {len(done)} files are damaged; repaired copy: {target.path}")
+
+
+@contextmanager
+def _nobody_writes(run: RunDir, force: bool) -> Iterator[None]:
+    """Holds the controller's lock. Raises RunDirError while the run's controller lives."""
+    from filelock import FileLock, Timeout
+
+    from llamarl_hpc.errors import RunDirError
+
+    last = (run.read_info().get("attempts") or [{}])[-1]
+    who = f"its controller (pid {last.get('pid', '?')} on {last.get('host', '?')})"
+    elsewhere = last.get("outcome") == "running" and last.get("host") != socket.gethostname()
+    if elsewhere and not force:
+        raise RunDirError(
+            f"{run.path} was left as running by {who}; if that is over, say so with --force"
+        )
+    if not run.lock.exists():
+        yield
+        return
+    lock = FileLock(run.lock)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RunDirError(f"{run.path} is in use by {who}; wait for it or stop it first") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _copy_records(source: RunDir, target: RunDir) -> None:
+    """What reading a run needs besides rollouts; checkpoints stay where they are."""
+    for path in (source.config, source.run_json, source.metrics, source.path / "tokenizer.json"):
+        if path.is_file():
+            shutil.copyfile(path, target.path / path.name)
+    if source.trace.is_dir():
+        shutil.copytree(source.trace, target.trace)
