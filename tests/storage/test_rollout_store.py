@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import random
 import shutil
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -25,7 +23,7 @@ from llamarl_hpc.config.schema import StorageConfig
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage import atomic
 from llamarl_hpc.storage.records import GroupRecord
-from llamarl_hpc.storage.rollout_store import blocks, build
+from llamarl_hpc.storage.rollout_store import build
 from llamarl_hpc.storage.rollout_store import writer as writing
 from llamarl_hpc.storage.rollout_store.encode import encode
 from llamarl_hpc.storage.rollout_store.file import RolloutFile
@@ -538,96 +536,3 @@ def test_importing_the_reader_imports_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
-
-
-# ---------------------------------------------------------------- kill -9 and live reading
-
-WRITER = textwrap.dedent(
-    """
-    import sys
-    from pathlib import Path
-    sys.path.insert(0, sys.argv[2])
-    from make_records import make_record
-    from llamarl_hpc.config.schema import StorageConfig
-    from llamarl_hpc.storage.rollout_store import writer as writing
-    writing.MAX_PARTS = 4
-    writer = writing.RolloutWriter(
-        Path(sys.argv[1]), attempt=int(sys.argv[3]), config=StorageConfig(segment_rollouts=96),
-        attributes={}, reward_names=[])
-    print("ready", flush=True)
-    for n in range(100_000):
-        writer.append(make_record(n, attempt=int(sys.argv[3])))
-        if n % 3 == 2:
-            writer.flush(60)
-            print(n + 1, flush=True)
-    """
-)
-
-
-def start_writer(folder: Path, attempt: int) -> subprocess.Popen[str]:
-    here = str(Path(__file__).parent)
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), here, str(attempt)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_kill_9_at_any_moment_loses_at_most_one_flush_and_never_a_file(tmp_path: Path) -> None:
-    rng = random.Random(7)
-    flushed: dict[int, int] = {}
-    for attempt in range(1, 9):
-        process = start_writer(tmp_path, attempt)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        lines = [process.stdout.readline() for _ in range(rng.randint(0, 16))]
-        time.sleep(rng.uniform(0.0, 0.05))
-        process.kill()
-        lines += process.stdout.read().split()
-        process.wait()
-        flushed[attempt] = int(lines[-1]) if lines else 0
-        check_after_kill(tmp_path, flushed)
-    with open_writer(tmp_path, attempt=9):
-        pass
-    check_after_kill(tmp_path, flushed)
-    assert not list(tmp_path.glob("*.open"))
-    assert sum(flushed.values()) > 50  # the writers did get somewhere
-
-
-def check_after_kill(folder: Path, flushed: dict[int, int]) -> None:
-    for path in folder.rglob("*.h5"):
-        h5py.File(path, "r").close()  # as anybody would open it
-    reader = RolloutReader(folder)
-    assert reader.problems == []
-    groups = reader.columns("groups", ["attempt", "group_id"])
-    for attempt, least in flushed.items():
-        ids = groups["group_id"][groups["attempt"] == attempt].tolist()
-        assert ids == list(range(len(ids)))
-        assert least <= len(ids) <= least + 3
-    for _, file in reader.scan():
-        assert blocks.problems(file.block()) == []
-
-
-def test_a_reader_beside_the_writer_sees_a_growing_whole(tmp_path: Path) -> None:
-    process = start_writer(tmp_path, 1)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        seen, looks = 0, 0
-        deadline = time.monotonic() + 4
-        while time.monotonic() < deadline:
-            reader = RolloutReader(tmp_path)
-            assert reader.problems == []
-            ids = reader.column("groups/group_id")
-            assert ids.tolist() == list(range(len(ids)))
-            assert reader.num_rows("rollouts") == 4 * len(ids)
-            assert len(ids) >= seen
-            assert (
-                len(reader.column("tokens/id")) == reader.column("rollouts/completion_length").sum()
-            )
-            seen, looks = len(ids), looks + 1
-            reader.close()
-    finally:
-        process.kill()
-        process.wait()
-    assert seen > 100 and looks > 5

@@ -1,0 +1,241 @@
+"""The rollout store under kill -9, and read while it is written. Long: for a quiet hour.
+
+    python experiments/benchmarks/rollout_store_endurance.py crash --kills 200
+    python experiments/benchmarks/rollout_store_endurance.py read --seconds 600
+
+`crash` starts a writer at full speed, kills it at a random moment, and checks everything the folder
+holds: every file opens in plain h5py, every row is whole, the groups of each attempt are those
+issued, without gaps, and at most one flush is missing of what had been appended. The next writer is
+the next attempt in the same folder, as after a resume; every 20 kills the folder is begun anew.
+
+`read` opens the store again and again while a writer works: no error, and never a row fewer.
+
+Exit code 1 and a sentence when something does not hold. The tests run the short versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from llamarl_hpc.cli.bench_rollouts import GROUP, make_group
+from llamarl_hpc.config.schema import StorageConfig
+from llamarl_hpc.storage.rollout_store import RolloutReader, RolloutWriter, blocks
+from llamarl_hpc.storage.rollout_store import writer as writing
+
+FLUSH = 3  # groups
+KILLS_PER_FOLDER = 20
+
+
+class Broken(Exception):
+    """A promise of the store that did not hold."""
+
+
+# ---------------------------------------------------------------- the writer that is killed
+
+
+def write(folder: Path, attempt: int, compression: str) -> None:
+    """Append for ever; say how many groups are durable after each flush."""
+    writing.MAX_PARTS = 4  # segments are closed all the time
+    config = StorageConfig.model_validate({"compression": compression, "segment_rollouts": 96})
+    groups = [make_group(np.random.default_rng(i), i, 40) for i in range(64)]
+    writer = RolloutWriter(
+        folder, attempt=attempt, config=config, attributes={"run_id": "r"}, reward_names=["exact"]
+    )
+    print("ready", flush=True)
+    number = 0
+    while True:
+        for _ in range(FLUSH):
+            fields = {"group_id": number, "attempt": attempt}
+            writer.append(_replaced(groups[number % len(groups)], fields))
+            number += 1
+        writer.flush(60)
+        print(number, flush=True)
+
+
+def _replaced(record: Any, fields: dict[str, int]) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(record, **fields)
+
+
+@contextmanager
+def running_writer(folder: Path, attempt: int, compression: str) -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, __file__, "write", str(folder), str(attempt), compression]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            raise Broken(f"the writer of attempt {attempt} did not start")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+# ---------------------------------------------------------------- crash
+
+
+def crash(kills: int, seed: int) -> dict[str, Any]:
+    """Figures of `kills` kills. Raises Broken."""
+    rng = random.Random(seed)
+    lost, flushed_total, files = [], 0, 0
+    done = 0
+    while done < kills:
+        with tempfile.TemporaryDirectory(prefix="rollouts-") as name:
+            folder = Path(name)
+            flushed: dict[int, int] = {}
+            for attempt in range(1, min(KILLS_PER_FOLDER, kills - done) + 1):
+                flushed[attempt] = _kill_one(folder, attempt, rng)
+                stored = check(folder, flushed)
+                lost.append(stored[attempt] - flushed[attempt])
+                done += 1
+            with RolloutWriter(
+                folder,
+                attempt=len(flushed) + 1,
+                config=StorageConfig(),
+                attributes={},
+                reward_names=[],
+            ):
+                pass
+            check(folder, flushed)
+            if list(folder.glob("*.open")):
+                raise Broken("a later attempt left a killed one's segment open")
+            flushed_total += sum(flushed.values())
+            files += len(list(folder.glob("*.h5")))
+    return {
+        "kills": kills,
+        "groups_flushed": flushed_total,
+        "groups_beyond_the_last_flush": max(lost),
+        "groups_lost_after_flush": max(0, -min(lost)),
+        "segments": files,
+    }
+
+
+def _kill_one(folder: Path, attempt: int, rng: random.Random) -> int:
+    """Kill a writer at a random moment; how many groups it had said were durable."""
+    compression = rng.choice(["gzip", "none"])
+    with running_writer(folder, attempt, compression) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(rng.randint(0, 20))]
+        time.sleep(rng.uniform(0.0, 0.05))
+        process.kill()
+        lines += process.stdout.read().split()
+    return int(lines[-1]) if lines else 0
+
+
+def check(folder: Path, flushed: dict[int, int]) -> dict[int, int]:
+    """Groups found by attempt. Raises Broken unless all is there and whole."""
+    for path in folder.rglob("*.h5"):
+        h5py.File(path, "r").close()  # as anybody would open it
+    reader = RolloutReader(folder)
+    if reader.problems:
+        raise Broken(f"after a kill: {reader.problems}")
+    groups = reader.columns("groups", ["attempt", "group_id"])
+    found: dict[int, int] = {}
+    for attempt, least in flushed.items():
+        ids = groups["group_id"][groups["attempt"] == attempt]
+        if not np.array_equal(ids, np.arange(len(ids))):
+            raise Broken(f"attempt {attempt} has gaps, or groups twice: {ids.tolist()}")
+        if not least <= len(ids) <= least + FLUSH:
+            raise Broken(f"attempt {attempt} flushed {least} groups and {len(ids)} are stored")
+        found[attempt] = len(ids)
+    for name, file in reader.scan():
+        block = file.block()
+        wrong = [*blocks.problems(block), *file.damaged_columns(block)]
+        if wrong:
+            raise Broken(f"{name}: {wrong}")
+    reader.close()
+    return found
+
+
+# ---------------------------------------------------------------- read while writing
+
+
+def read(seconds: float) -> dict[str, Any]:
+    """Figures of reading beside a writer. Raises Broken."""
+    looks, seen = 0, 0
+    with (
+        tempfile.TemporaryDirectory(prefix="rollouts-") as name,
+        running_writer(Path(name), 1, "gzip") as process,
+        tempfile.TemporaryFile("w") as sink,
+    ):
+        _drain(process, sink)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            seen = _look(Path(name), seen)
+            looks += 1
+        if process.poll() is not None:
+            raise Broken("the writer ended by itself")
+    return {"seconds": seconds, "looks": looks, "groups": seen}
+
+
+def _drain(process: subprocess.Popen[str], sink: Any) -> None:
+    """The writer must not wait for us to read what it says."""
+    import threading
+
+    assert process.stdout is not None
+    threading.Thread(target=sink.writelines, args=(process.stdout,), daemon=True).start()
+
+
+def _look(folder: Path, seen: int) -> int:
+    reader = RolloutReader(folder)
+    if reader.problems:
+        raise Broken(f"while writing: {reader.problems}")
+    ids = reader.column("groups/group_id")
+    if not np.array_equal(ids, np.arange(len(ids))):
+        raise Broken("groups are not in order while writing")
+    if len(ids) < seen:
+        raise Broken(f"{seen} groups had been there, now {len(ids)}")
+    if reader.num_rows("rollouts") != GROUP * len(ids):
+        raise Broken("a group without its rollouts is visible")
+    if len(reader.column("tokens/id")) != reader.column("rollouts/completion_length").sum():
+        raise Broken("rollouts without their tokens are visible")
+    reader.close()
+    return len(ids)
+
+
+# ---------------------------------------------------------------- command line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    kill = commands.add_parser("crash")
+    kill.add_argument("--kills", type=int, default=200)
+    kill.add_argument("--seed", type=int, default=7)
+    commands.add_parser("read").add_argument("--seconds", type=float, default=600.0)
+    child = commands.add_parser("write")
+    child.add_argument("folder", type=Path)
+    child.add_argument("attempt", type=int)
+    child.add_argument("compression")
+    options = parser.parse_args()
+    if options.command == "write":
+        write(options.folder, options.attempt, options.compression)
+    try:
+        figures = (
+            crash(options.kills, options.seed)
+            if options.command == "crash"
+            else read(options.seconds)
+        )
+    except Broken as error:
+        sys.exit(f"broken: {error}")
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()
