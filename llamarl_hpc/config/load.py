@@ -48,12 +48,17 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     return _validate(_resolve(values, source), source)
 
 
+def resolved_text(config: Config) -> str:
+    """Every key with its value, as YAML."""
+    node = OmegaConf.create(_escaped(config.model_dump(mode="json")))
+    return "# Every key of this run, resolved.\n" + OmegaConf.to_yaml(node)
+
+
 def save_resolved(config: Config, path: Path | str) -> None:
     """Write every key with its value, so that `load_config(path)` gives an equal Config."""
     target = Path(path)
-    node = OmegaConf.create(_escaped(config.model_dump(mode="json")))
     beside = target.with_name(f".{target.name}.{os.getpid()}")
-    beside.write_text("# Every key of this run, resolved.\n" + OmegaConf.to_yaml(node))
+    beside.write_text(resolved_text(config))
     os.replace(beside, target)
 
 

@@ -439,8 +439,7 @@ class ResourcesConfig(Block):
     reward: ResourceConfig = Field(default_factory=lambda: ResourceConfig())
     job: ResourceConfig | None = Field(
         None,
-        description="One ordinary Slurm job of this shape, whose nodes the executors share, "
-        "instead of a heterogeneous one. The blocks of the executors then only say what each gets.",
+        description="One ordinary Slurm job for all executors, instead of a heterogeneous one.",
     )
 
 

@@ -37,5 +37,5 @@ def parse_memory(text: str) -> Memory | None:
 
 
 def format_memory(memory: Memory) -> str:
-    """Whole MiB, rounded up: `512K` becomes `1M` and never 0, which would mean the whole node."""
-    return f"{-int(-memory.mib // 1)}M"
+    """Whole MiB, rounded up: `512K` becomes `1M` and never 0, which means all of a node."""
+    return f"{-int(-memory.mib // 1)}M" if memory.mib else "0"

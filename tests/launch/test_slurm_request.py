@@ -47,7 +47,7 @@ def test_replicas_that_share_a_node_ask_for_one_node_with_room_for_all() -> None
     assert generator.options["ntasks-per-node"] == 4
     assert generator.options["gpus-per-node"] == "4"
     assert generator.options["mem"] == "245760M"
-    assert trainer.options["mem"] == "0M" and reward.options["mem-per-cpu"] == "2048M"
+    assert trainer.options["mem"] == "0" and reward.options["mem-per-cpu"] == "2048M"
 
 
 def test_a_replica_of_several_nodes_gets_them_for_itself() -> None:
@@ -111,7 +111,7 @@ def test_memory_is_for_all_parts_or_for_none() -> None:
         ({"mem": "lots"}, "'lots' is not an amount of memory"),
         ({"time": "4h"}, "'4h' is not a time limit"),
         ({"gpu_type": "a100"}, "gpu_type is set but gpus_per_node is 0"),
-        ({"options": {"acount": "x"}}, "did you mean 'account'"),
+        ({"options": {"accounts": "x"}}, "did you mean 'account'"),
         ({"options": {"slurm_account": "x"}}, "did you mean 'account'"),
         ({"options": {"account": "x"}}, "is a key of its own"),
         ({"options": {"output": "x"}}, "is set by the run itself"),

@@ -1,0 +1,129 @@
+"""`llamarl-hpc submit`: a run as one Slurm job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llamarl_hpc.cli.run import Overrides
+
+if TYPE_CHECKING:
+    from llamarl_hpc.config.schema import Config
+    from llamarl_hpc.launch.submit import RunJob
+    from llamarl_hpc.run_dir import RunDir
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command("submit")(submit)
+
+
+def submit(
+    config: Annotated[Path, typer.Argument(help="YAML file, or the folder of a run to continue.")],
+    overrides: Overrides = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="Make the run folder here.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print batch script and resolved config; do nothing.")
+    ] = False,
+    script: Annotated[
+        Path | None,
+        typer.Option("--script", help="Write a batch script to submit by hand; do nothing else."),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the job's end; its exit code is ours.")
+    ] = False,
+) -> None:
+    """Submit a run to Slurm: one job, with a component for each executor."""
+    from llamarl_hpc.config.load import load_config
+    from llamarl_hpc.launch.local import changed_config
+    from llamarl_hpc.run_dir import RunDir
+
+    run = RunDir.open(config) if config.is_dir() else None
+    settings = (
+        load_config(config, overrides or [])
+        if run is None
+        else changed_config(run, overrides or [])
+    )
+    changes = list(overrides or []) if run is not None else []  # a new config has them inside
+    folder = _folder(settings, run, run_dir)
+    if script is not None:
+        _write_script(settings, script)
+    elif dry_run:
+        _show(settings, folder, changes)
+    else:
+        job = _submit(settings, run, folder, run_dir, changes)
+        if wait:
+            _wait(job)
+
+
+def _folder(config: Config, run: RunDir | None, run_dir: Path | None) -> Path:
+    """Of the run; RUN stands for the id that a new run will get."""
+    if run is not None:
+        return run.path
+    return (run_dir or Path(config.runs_dir) / config.name / "RUN").absolute()
+
+
+def _write_script(config: Config, path: Path) -> None:
+    from llamarl_hpc.launch.submit import script_by_hand
+    from llamarl_hpc.storage.atomic import write_text
+
+    write_text(path, script_by_hand(config, str(path)))
+    typer.echo(f"written: {path}")
+
+
+def _show(config: Config, folder: Path, changes: list[str]) -> None:
+    from llamarl_hpc.config.load import resolved_text
+    from llamarl_hpc.launch.submit import check_submittable, run_script
+
+    check_submittable(config, folder)
+    typer.echo(run_script(config, folder, changes))
+    typer.echo("# ---- config.yaml ----")
+    typer.echo(resolved_text(config), nl=False)
+
+
+def _submit(
+    config: Config, run: RunDir | None, folder: Path, run_dir: Path | None, changes: list[str]
+) -> RunJob:
+    from llamarl_hpc.launch.local import create_run, is_complete, prepare
+    from llamarl_hpc.launch.request import components_of
+    from llamarl_hpc.launch.submit import check_slurm_here, check_submittable, submit_run
+
+    check_slurm_here()
+    check_submittable(config, folder)
+    if run is None:
+        prepared = prepare(config, elsewhere=True)
+        run = create_run(prepared, run_dir)
+        typer.echo("\n".join(prepared.prompts.skipped.sentences()))
+    elif is_complete(run, config):
+        from llamarl_hpc.errors import ConfigError
+
+        raise ConfigError(
+            f"the run is complete: {config.trainer.max_steps} steps; to go on, add "
+            "--set trainer.max_steps=NUMBER with a larger one"
+        )
+    job = submit_run(run, config, changes)
+    names = ", ".join(part.name for part in components_of(config))
+    typer.echo(f"run folder: {run.path}")
+    typer.echo(f"job {job.job_id}: {names}")
+    typer.echo(f"follow:  tail -F {job.paths.stdout}")
+    typer.echo(f"         llamarl-hpc status {run.path}")
+    typer.echo(f"stop:    scancel --batch --signal=USR2 {job.job_id}   (with a checkpoint)")
+    typer.echo(f"         scancel {job.job_id}   (at once)")
+    typer.echo(f"go on:   llamarl-hpc submit {run.path}")
+    return job
+
+
+def _wait(job: RunJob) -> None:
+    """Until the job has ended. Ends this process with the run's own exit code."""
+    error = job.exception()
+    job.wait_for_slurm()
+    attempt = job.attempt()
+    if error is not None:
+        typer.echo(f"{error}", err=True)
+    typer.echo(f"job {job.job_id}: {job.state}")
+    code = 1 if error is not None else 0
+    raise typer.Exit(code if attempt is None else int(attempt.get("exit_code", code)))
