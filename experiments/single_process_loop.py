@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llamarl_hpc.batching.advantage import group_advantages
+from llamarl_hpc.batching.credit import CreditRules, assign_credit
 from llamarl_hpc.batching.packing import (
     micro_batches_of_rank,
     rollouts_with_gradient,
@@ -137,12 +137,13 @@ def make_batch(
 ) -> TrainBatch:
     """Flat arrays: prompts one after the other, completions one after the other."""
     completions = [c for group in answers for c in group]
-    trained = [
-        not (config.algorithm.mask_truncated and c.finish_reason is FinishReason.LENGTH)
-        for c in completions
-    ]
     lengths = np.array([len(c.token_ids) for c in completions], dtype=np.int32)
-    advantages_R = [group_advantages(group, config.algorithm.advantage) for group in scores]
+    credit = assign_credit(
+        scores,
+        [[len(c.token_ids) for c in group] for group in answers],
+        [[c.finish_reason is FinishReason.LENGTH for c in group] for group in answers],
+        CreditRules.of(config),
+    )
     return TrainBatch(
         step=step,
         temperature=config.rollout.temperature,
@@ -152,8 +153,8 @@ def make_batch(
         completion_ids=np.concatenate([c.token_ids for c in completions]),
         completion_lengths=lengths,
         logprobs=np.concatenate([c.logprobs for c in completions]),
-        loss_mask=np.repeat(trained, lengths),
-        advantages=np.concatenate(advantages_R).astype(np.float32),
+        loss_mask=np.repeat(credit.trained, lengths),
+        advantages=credit.advantages.astype(np.float32),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from llamarl_hpc.batching.advantage import AdvantageKind, group_advantages
+from llamarl_hpc.batching.credit import Credit, CreditRules, assign_credit
 from llamarl_hpc.types import Completion, FinishReason, Prompt, TrainBatch
 
 
@@ -74,25 +74,23 @@ class RolloutBuffer:
         return left
 
 
-def advantages_of(group: ScoredGroup, kind: AdvantageKind) -> np.ndarray:
-    """float64 [R], credit of each completion against its group."""
-    return group_advantages(group.reward, kind)
+def credit_of(groups: Sequence[ScoredGroup], rules: CreditRules) -> Credit:
+    """Credit of the completions of `groups`, in their order."""
+    return assign_credit(
+        [group.reward for group in groups],
+        [[len(c.token_ids) for c in group.completions] for group in groups],
+        [[c.finish_reason is FinishReason.LENGTH for c in g.completions] for g in groups],
+        rules,
+    )
 
 
 def make_train_batch(
-    groups: Sequence[ScoredGroup],
-    *,
-    step: int,
-    temperature: float,
-    advantage: AdvantageKind,
-    mask_truncated: bool,
+    groups: Sequence[ScoredGroup], *, step: int, temperature: float, rules: CreditRules
 ) -> TrainBatch:
     """Flatten groups into the trainer's arrays; rollouts in ticket order, then group order."""
     completions = [c for group in groups for c in group.completions]
     lengths = np.array([len(c.token_ids) for c in completions], dtype=np.int32)
-    kept = np.array(
-        [not (mask_truncated and c.finish_reason is FinishReason.LENGTH) for c in completions]
-    )
+    credit = credit_of(groups, rules)
     sizes = [len(group.completions) for group in groups]
     return TrainBatch(
         step=step,
@@ -103,8 +101,8 @@ def make_train_batch(
         completion_ids=np.concatenate([np.asarray(c.token_ids, np.int32) for c in completions]),
         completion_lengths=lengths,
         logprobs=np.concatenate([np.asarray(c.logprobs, np.float32) for c in completions]),
-        loss_mask=np.repeat(kept, lengths),
-        advantages=np.concatenate([advantages_of(g, advantage) for g in groups]).astype(np.float32),
+        loss_mask=np.repeat(credit.trained, lengths),
+        advantages=credit.advantages.astype(np.float32),
     )
 
 

@@ -67,11 +67,12 @@ def _data(config: Config) -> Iterator[str]:
 
 def _group(config: Config) -> Iterator[str]:
     group = config.rollout.num_generations
-    if group == 1:
+    # alone of all, it does not compare the completions of one prompt
+    if group == 1 and config.algorithm.advantage != "reinforce_pp":
         yield (
             f"rollout.num_generations is 1 but algorithm.advantage "
             f"'{config.algorithm.advantage}' compares the completions of one prompt with each "
-            "other; set rollout.num_generations to 2 or more"
+            "other; set rollout.num_generations to 2 or more, or the advantage to 'reinforce_pp'"
         )
     for key, number in (
         ("rollout.num_generations", group),
@@ -115,6 +116,12 @@ def _algorithm(config: Config) -> Iterator[str]:
         yield (
             "algorithm.in_flight_weight_updates is true but algorithm.max_staleness 0 forbids "
             "completions of mixed versions; set max_staleness to 1 or more"
+        )
+    longest = config.rollout.max_completion_length
+    if algorithm.overlong_buffer > longest:
+        yield (
+            f"algorithm.overlong_buffer is {algorithm.overlong_buffer} but completions have at "
+            f"most {longest} tokens (rollout.max_completion_length); set it to {longest} or less"
         )
     yield from _bounds(algorithm)
     yield from _mismatch(algorithm)

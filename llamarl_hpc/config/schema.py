@@ -206,15 +206,31 @@ class AlgorithmConfig(Block):
         "fixed `max_completion_length`. Default: token-mean, grpo and gspo seq-mean-token-mean, "
         "dr_grpo seq-mean-token-sum-norm.",
     )
-    advantage: Literal["group_mean", "group_norm", "rloo"] = Field(
+    advantage: Literal[
+        "group_mean", "group_norm", "rloo", "reinforce_pp", "reinforce_pp_baseline"
+    ] = Field(
         "group_mean",
         description="Reward minus the group's mean; the same over the group's standard "
-        "deviation; or minus the mean of the others (leave-one-out).",
+        "deviation; minus the mean of the others (leave-one-out); or normalised over the whole "
+        "batch, without or with the group's mean as baseline.",
     )
-    mask_truncated: bool = Field(
-        False,
-        description="Completions that hit the length limit keep their place in the baseline but "
-        "give no gradient.",
+    truncated_completions: Literal["keep", "mask", "drop"] = Field(
+        "keep",
+        description="Completions that hit the length limit are trained like others; give no "
+        "gradient but keep their place in the baseline; or count in neither.",
+    )
+    length_penalty: NonNegativeFloat = Field(
+        0.0,
+        description="Taken off the reward of a completion of `max_completion_length` tokens, and "
+        "in proportion off that of a shorter one.",
+    )
+    overlong_buffer: NonNegativeInt = Field(
+        0,
+        description="Tokens before `max_completion_length` over which `overlong_penalty` grows "
+        "from 0 to its value; 0: no such penalty.",
+    )
+    overlong_penalty: NonNegativeFloat = Field(
+        1.0, description="Taken off the reward at the length limit, if `overlong_buffer` is set."
     )
     max_staleness: NonNegativeInt = Field(
         1,

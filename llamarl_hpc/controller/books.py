@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from llamarl_hpc.batching.buffer import ScoredGroup, split_by_rollout
+from llamarl_hpc.batching.buffer import ScoredGroup, credit_of, split_by_rollout
+from llamarl_hpc.batching.credit import CreditRules
 from llamarl_hpc.batching.staleness import staleness
 from llamarl_hpc.channels.messages import Trained
 from llamarl_hpc.config.schema import Config
@@ -26,7 +27,7 @@ class Books:
         store: Callable[[GroupRecord], None],
         metrics: MetricsLog,
     ) -> None:
-        self._bound = config.algorithm.max_staleness
+        self._bound, self._rules = config.algorithm.max_staleness, CreditRules.of(config)
         self._attempt, self._store, self._metrics = attempt, store, metrics
 
     def trained(
@@ -71,7 +72,11 @@ class Books:
         """The figures of a step, now in the metrics: the trainer's, the batch's, the clock's."""
         metrics = {
             **trained.metrics,
-            **batch_metrics(groups, trainer_version=trainer_version),
+            **batch_metrics(
+                groups,
+                trainer_version=trainer_version,
+                credit=credit_of(groups, self._rules),
+            ),
             **timings,
         }
         lag = metrics["staleness/max"]

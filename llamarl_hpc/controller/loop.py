@@ -28,6 +28,7 @@ from llamarl_hpc.batching.buffer import (
     ScoredGroup,
     make_train_batch,
 )
+from llamarl_hpc.batching.credit import CreditRules
 from llamarl_hpc.channels.base import ControllerEnd
 from llamarl_hpc.channels.messages import (
     CheckpointSaved,
@@ -286,13 +287,12 @@ class Controller:
         """One optimizer step, its publication, and its row in every book."""
         step, trainer_version = self.state.step, self.state.policy_version
         waited_s = time.monotonic() - self._step_end
-        rollout, algorithm = self.config.rollout, self.config.algorithm
+        rollout = self.config.rollout
         batch = make_train_batch(
             groups,
             step=step,
             temperature=rollout.temperature,
-            advantage=algorithm.advantage,
-            mask_truncated=algorithm.mask_truncated,
+            rules=CreditRules.of(self.config),
         )
         trained = await self._ask_trainer(Train(batch=batch), Trained)
         self.state = self.state.after_step(trained.version)

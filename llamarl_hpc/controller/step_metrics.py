@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llamarl_hpc.batching.advantage import is_constant
 from llamarl_hpc.batching.buffer import ScoredGroup
+from llamarl_hpc.batching.credit import Credit
 from llamarl_hpc.batching.staleness import staleness
 from llamarl_hpc.types import FinishReason
 
 
-def batch_metrics(groups: Sequence[ScoredGroup], *, trainer_version: int) -> dict[str, float]:
+def batch_metrics(
+    groups: Sequence[ScoredGroup], *, trainer_version: int, credit: Credit
+) -> dict[str, float]:
     """Rewards, lengths and staleness of a batch that is consumed at `trainer_version`."""
     completions = [c for group in groups for c in group.completions]
     lengths = np.array([len(c.token_ids) for c in completions], dtype=np.float64)
@@ -27,7 +29,8 @@ def batch_metrics(groups: Sequence[ScoredGroup], *, trainer_version: int) -> dic
     metrics = {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
-        "frac_reward_zero_std": float(np.mean([is_constant(g.reward) for g in groups])),
+        "frac_reward_zero_std": float(np.mean(credit.constant)),
+        "reward/length_penalty": float(credit.penalties.mean()),
         "staleness/mean": float(lags.mean()),
         "staleness/max": float(lags.max()),
         "staleness/p95": float(np.quantile(lags, 0.95)),

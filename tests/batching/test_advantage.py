@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llamarl_hpc.batching.advantage import fraction_constant, group_advantages, is_constant
+from llamarl_hpc.batching.advantage import batch_advantages, group_advantages, is_constant
 from llamarl_hpc.errors import ConfigError
 
 
@@ -47,7 +47,7 @@ def test_groups_that_differ_by_rounding_only_give_exactly_zero(
     advantages = group_advantages(rewards, kind)  # type: ignore[arg-type]
     assert advantages.dtype == np.float64
     assert advantages.tolist() == [0.0] * len(rewards)
-    assert fraction_constant([rewards, [0.0, 1.0]]) == 0.5
+    assert is_constant(rewards)
 
 
 def test_small_but_real_differences_count() -> None:
@@ -70,5 +70,45 @@ def test_a_reward_that_is_not_a_number_is_refused() -> None:
         group_advantages([1.0, float("nan")], "group_mean")
 
 
-def test_no_groups_have_no_constant_share() -> None:
-    assert fraction_constant([]) == 0.0
+def test_reinforce_pp_normalises_over_the_batch() -> None:
+    # mean 1, squared deviations 1 1 0 4 / 4, so the standard deviation is sqrt(1.5)
+    groups = batch_advantages([[0.0, 0.0], [1.0], [3.0]], "reinforce_pp")
+    expected = [[-(1.5**-0.5)] * 2, [0.0], [2 * 1.5**-0.5]]
+    for actual, values in zip(groups, expected, strict=True):
+        np.testing.assert_allclose(actual, values, rtol=1e-15, atol=1e-16)
+
+
+def test_reinforce_pp_baseline_subtracts_the_group_first() -> None:
+    # differences -1 1 and -2 0 2 and exactly 0 0 0; their mean square is 10 / 8
+    groups = batch_advantages(
+        [[3.0, 5.0], [0.0, 2.0, 4.0], [0.1 + 0.2, 0.3, 0.3]], "reinforce_pp_baseline"
+    )
+    deviation = (10 / 8) ** 0.5
+    np.testing.assert_allclose(groups[0], [-1 / deviation, 1 / deviation], rtol=1e-15)
+    np.testing.assert_allclose(groups[1], [-2 / deviation, 0.0, 2 / deviation], rtol=1e-15)
+    assert groups[2].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("kind", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_a_batch_that_differs_by_rounding_only_gives_exactly_zero(kind: str) -> None:
+    groups = batch_advantages([[0.1 + 0.2, 0.3], [0.3], []], kind)  # type: ignore[arg-type]
+    assert [values.tolist() for values in groups] == [[0.0, 0.0], [0.0], []]
+    with pytest.raises(ConfigError, match="finite"):
+        batch_advantages([[1.0, float("inf")]], kind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["group_mean", "group_norm", "rloo"])
+def test_groups_know_nothing_of_one_another(kind: str) -> None:
+    groups = [[1.0, 2.0, 6.0], [0.0, 0.5], [7.0]]
+    together = batch_advantages(groups, kind)  # type: ignore[arg-type]
+    for values, rewards in zip(together, groups, strict=True):
+        assert values.tolist() == group_advantages(rewards, kind).tolist()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_the_order_of_groups_in_a_batch_changes_nothing(kind: str) -> None:
+    groups = [[1.0, 2.0, 6.0], [0.0, 0.5], [7.0, -3.0, 0.1]]
+    straight = batch_advantages(groups, kind)  # type: ignore[arg-type]
+    turned = batch_advantages(groups[::-1], kind)[::-1]  # type: ignore[arg-type]
+    for a, b in zip(straight, turned, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-14)

@@ -65,7 +65,7 @@ def test_environment_variables_and_other_keys_are_filled_in(
         ("trainer.max_steps=3", lambda c: c.trainer.max_steps, 3),
         ("trainer.learning_rate=2e-5", lambda c: c.trainer.learning_rate, 2e-5),
         ("rollout.temperature=1", lambda c: c.rollout.temperature, 1.0),
-        ("algorithm.mask_truncated=true", lambda c: c.algorithm.mask_truncated, True),
+        ("data.shuffle=false", lambda c: c.data.shuffle, False),
         ("model.max_context=null", lambda c: c.model.max_context, None),
         ("name=123", lambda c: c.name, "123"),
         ("name=a=b", lambda c: c.name, "a=b"),
@@ -206,7 +206,7 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(
         ("rewards: [{kind: magic}]", "rewards.0.kind: wanted math_answer or python, found 'magic'"),
         ("rewards: [{weight: 1}]", "rewards.0.kind: wanted math_answer or python, found null"),
         ("rewards: [{kind: python}]", "rewards.0.function is missing; wanted a string"),
-        ("algorithm: {advantage: mean}", "wanted group_mean, group_norm or rloo, found 'mean'"),
+        ("algorithm: {advantage: mean}", "wanted group_mean, group_norm, rloo, rein"),
     ],
 )
 def test_a_wrong_value_is_one_sentence_with_key_wanted_and_found(

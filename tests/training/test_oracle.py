@@ -15,6 +15,7 @@ from tiny_model import write_tiny_model
 from tiny_policy import random_batch, tiny_config
 
 from llamarl_hpc.batching.buffer import ScoredGroup, make_train_batch
+from llamarl_hpc.batching.credit import CreditRules
 from llamarl_hpc.config.load import load_config
 from llamarl_hpc.placement import World
 from llamarl_hpc.training.engine import TrainerEngine
@@ -123,8 +124,7 @@ def test_the_loop_equals_the_parts_of_the_pipeline_in_turn(
             sorted(groups, key=lambda group: group.ticket),
             step=step,
             temperature=1.1,
-            advantage="group_mean",
-            mask_truncated=False,
+            rules=CreditRules.of(config),
         )
         metrics = engine.train_step(batch).metrics
         # the generator's figures may depend on its batch mates by rounding on some machines

@@ -1,0 +1,97 @@
+"""From scores to what the loss multiplies with: penalties for length, truncated ones, advantages.
+
+Pure numbers of one batch, in float64. The rewards themselves are not changed: what is stored and
+logged is what the reward functions said. Letters: R rollouts of all groups, in the batch's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from llamarl_hpc.batching.advantage import AdvantageKind, batch_advantages, is_constant
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.types import Array
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreditRules:
+    """How credit is given; the keys of the same names in block `algorithm`."""
+
+    advantage: AdvantageKind
+    truncated_completions: Literal["keep", "mask", "drop"]
+    length_penalty: float
+    overlong_penalty: float
+    overlong_buffer: int
+    max_completion_length: int
+
+    @classmethod
+    def of(cls, config: Config) -> CreditRules:
+        algorithm = config.algorithm
+        return cls(
+            advantage=algorithm.advantage,
+            truncated_completions=algorithm.truncated_completions,
+            length_penalty=algorithm.length_penalty,
+            overlong_penalty=algorithm.overlong_penalty,
+            overlong_buffer=algorithm.overlong_buffer,
+            max_completion_length=config.rollout.max_completion_length,
+        )
+
+    def penalties(self, lengths: Sequence[int]) -> Array:
+        """What is taken off the rewards of completions of these lengths, float64.
+
+        `length_penalty` grows from 0 to its value at the length limit, `overlong_penalty` does so
+        over the last `overlong_buffer` tokens before it.
+        """
+        tokens = np.asarray(lengths, dtype=np.float64)
+        penalty: Array = self.length_penalty * tokens / self.max_completion_length
+        if self.overlong_buffer > 0:
+            excess = tokens - (self.max_completion_length - self.overlong_buffer)
+            penalty += self.overlong_penalty * np.clip(excess / self.overlong_buffer, 0.0, 1.0)
+        return penalty
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credit:
+    """Of one batch."""
+
+    advantages: Array  # float64 [R]; 0 where a rollout counts in nothing
+    trained: Array  # bool [R], False where the loss must not see a token
+    penalties: Array  # float64 [R], taken off the reward for the length
+    constant: list[bool]  # of each group: no spread among the rollouts that count
+
+
+def assign_credit(
+    rewards: Sequence[Sequence[float]],
+    lengths: Sequence[Sequence[int]],
+    truncated: Sequence[Sequence[bool]],
+    rules: CreditRules,
+) -> Credit:
+    """Credit of every rollout, from the reward, length and truncation of each, by group.
+
+    `keep` treats a truncated completion like any other. `mask` keeps it in the baseline, but its
+    tokens are not trained. With `drop` it counts in neither. Raises ConfigError when a reward is
+    not finite.
+    """
+    drops = rules.truncated_completions == "drop"
+    penalties = [rules.penalties(group) for group in lengths]
+    counts = [~(np.asarray(group, dtype=bool) & drops) for group in truncated]
+    credited = [
+        (np.asarray(values, dtype=np.float64) - penalty)[counted]
+        for values, penalty, counted in zip(rewards, penalties, counts, strict=True)
+    ]
+    advantages = []
+    for counted, values in zip(counts, batch_advantages(credited, rules.advantage), strict=True):
+        whole = np.zeros(counted.size, dtype=np.float64)
+        whole[counted] = values
+        advantages.append(whole)
+    keeps = rules.truncated_completions == "keep"
+    return Credit(
+        advantages=np.concatenate(advantages),
+        trained=np.array([keeps or not cut for group in truncated for cut in group]),
+        penalties=np.concatenate(penalties),
+        constant=[is_constant(values) for values in credited],
+    )
