@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import pytest
 from cluster import Cluster
 from submitit.core import utils
@@ -111,6 +112,70 @@ def test_a_signal_to_the_batch_script_ends_a_run_with_a_checkpoint(
     (attempt,) = attempts_of(run)
     assert (attempt["outcome"], attempt["exit_code"]) == ("stopped", 4), attempt
     assert (run / "latest.json").exists()
+
+
+def test_a_dead_generator_step_is_started_again_and_the_run_completes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file = write_run_files(
+        tmp_path,
+        resources=PARTITIONS,
+        generator={"replicas": 2, "replicas_per_node": 2},
+        trainer={"max_steps": 8},
+        evaluation={"num_prompts": 0},
+    )
+    (tmp_path / "slow").touch()  # 0.1 s for every group that is scored
+    run = tmp_path / "run"
+    answer = cli("submit", file, "--run-dir", run)
+    deadline = time.monotonic() + 120.0
+    while not any("step" in line for line in lines_of(run)):
+        assert time.monotonic() < deadline, said(tmp_path, answer)
+        time.sleep(0.05)
+    wanted = {f"--run-dir={run}", "--executor=generator.1"}
+    (rank,) = (
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if wanted <= set(process.info["cmdline"] or []) and "srun" not in process.name()
+    )
+    rank.kill()
+    while attempts_of(run)[0]["outcome"] == "running":
+        assert time.monotonic() < deadline, said(tmp_path, answer)
+        time.sleep(0.2)
+    assert attempts_of(run)[0]["outcome"] == "done", said(tmp_path, answer)
+    assert "generator.1 lost" in (run / "latest" / "controller.0.log").read_text()
+    assert len(losses_of(run)) == 8
+    assert cli("rollouts", "verify", run).code == 0
+
+
+def test_a_script_by_hand_runs_and_goes_on_when_submitted_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file = write_run_files(
+        tmp_path,
+        resources=PARTITIONS,
+        trainer={"max_steps": 2},
+        evaluation={"num_prompts": 0},
+    )
+    script, run = tmp_path / "by hand.sbatch", tmp_path / "run of it's own"
+    assert cli("submit", file, "--script", script).code == 0
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def sbatch() -> str:
+        return subprocess.run(
+            ["sbatch", "--wait", script, file, run],
+            cwd=tmp_path,
+            env=os.environ | {"PATH": path},
+            timeout=150.0,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    sbatch()
+    assert len(losses_of(run)) == 2
+    sbatch()
+    said_in = [log.read_text() for log in tmp_path.glob("tiny-*.log")]
+    assert sum("the run is complete: 2 steps" in text for text in said_in) == 1
 
 
 # ------------------------------------------------------------------ the executor
