@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-m", "llamarl_hpc.cli.main"]
 _MARK = "LLAMARL_TEST_MARK"  # in the environment of everything that a run starts
 
 # Digits are what a random model can learn to write. While the file `slow` lies beside this one,
-# a group takes 0.1 s to score, so that a test has time to interfere.
+# a group takes 0.2 s to score, so that a test has time to interfere.
 _REWARD = """
 import pathlib, time
 
@@ -30,7 +30,7 @@ SLOW = pathlib.Path(__file__).with_name("slow")
 
 def digits(prompts, completions, **columns):
     if SLOW.exists():
-        time.sleep(0.1)
+        time.sleep(0.2)
     return [sum(c in "2468" for c in text) / 4 for text in completions]
 """
 
@@ -168,7 +168,9 @@ class LiveRun:
         return [pid for pid, argv in self._steps(executor) if argv[1:2] == ["-m"]]
 
     def mpiexec(self, executor: str) -> int:
-        (pid,) = (pid for pid, argv in self._steps(executor) if "mpi" in Path(argv[0]).name)
+        """Pid of what the controller started for it, whatever its MPI calls that."""
+        children = {child.pid for child in psutil.Process(self.process.pid).children()}
+        (pid,) = (pid for pid, _ in self._steps(executor) if pid in children)
         return pid
 
     def _steps(self, executor: str) -> Iterator[tuple[int, list[str]]]:

@@ -36,11 +36,12 @@ def run(
     """Start a run here. Ctrl-C stops cleanly and says how to go on."""
     from llamarl_hpc.config.load import load_config
     from llamarl_hpc.launch.local import create_run, prepare
+    from llamarl_hpc.observability.progress import show_if_possible
 
     prepared = prepare(load_config(config, overrides or []))
     folder = create_run(prepared, run_dir)
-    typer.echo(f"run folder: {folder.path}")
-    typer.echo("\n".join(prepared.prompts.skipped.sentences()))
+    lines = [f"run folder: {folder.path}", *prepared.prompts.skipped.sentences()]
+    show_if_possible(lambda: typer.echo("\n".join(lines)))
     _attempt(folder, prepared, plain)
 
 
@@ -68,6 +69,7 @@ def _attempt(folder: RunDir, prepared: Prepared, plain: bool) -> None:
     from llamarl_hpc.cli.summary import print_summary
     from llamarl_hpc.errors import ExecutorFailed, StoppedBySignal, StoreError
     from llamarl_hpc.launch.local import run_attempt
+    from llamarl_hpc.observability.progress import show_if_possible
 
     try:
         run_attempt(folder, prepared, force_plain=plain)
@@ -76,4 +78,4 @@ def _attempt(folder: RunDir, prepared: Prepared, plain: bool) -> None:
             typer.echo(f"continue with: llamarl-hpc resume {folder.path}", err=True)
         raise
     finally:
-        print_summary(folder)
+        show_if_possible(lambda: print_summary(folder))

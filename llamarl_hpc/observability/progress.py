@@ -100,34 +100,34 @@ class NotesFromLog(logging.Handler):
         self._progress.note(record.getMessage())
 
 
-class SturdyProgress:
-    """A display whose reader may go away (a closed terminal, `| head`) without ending the run.
+def show_if_possible(show: Callable[[], None]) -> None:
+    """Write to standard output; when its reader is gone (a closed terminal, `| head`), it leads
+    nowhere from then on."""
+    try:
+        show()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
 
-    From then on standard output leads nowhere.
-    """
+
+class SturdyProgress:
+    """A display whose reader may go away without ending the run."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def step(self, snapshot: Snapshot) -> None:
-        self._show(lambda: self._progress.step(snapshot))
+        show_if_possible(lambda: self._progress.step(snapshot))
 
     def refresh(self, snapshot: Snapshot) -> None:
-        self._show(lambda: self._progress.refresh(snapshot))
+        show_if_possible(lambda: self._progress.refresh(snapshot))
 
     def note(self, text: str) -> None:
-        self._show(lambda: self._progress.note(text))
+        show_if_possible(lambda: self._progress.note(text))
 
     def close(self) -> None:
-        self._show(self._progress.close)
-
-    def _show(self, show: Callable[[], None]) -> None:
-        try:
-            show()
-        except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.close(nowhere)
+        show_if_possible(self._progress.close)
 
 
 class PlainProgress:

@@ -27,6 +27,9 @@ def test_a_run_outlives_its_generators_and_its_scorer(start: Start, tmp_path: Pa
     slow.touch()
     run = start("run", config, "--run-dir", folder, folder=folder)
     run.wait_for_step(2)
+    refused = cli("resume", folder)
+    assert refused.code == 2 and f"in use by a controller (pid {run.process.pid}" in refused.err
+    assert refused.err.count("\n") == 1
 
     for executor, victim, number in (
         ("generator.0", "rank", signal.SIGKILL),
