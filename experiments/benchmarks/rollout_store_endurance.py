@@ -21,7 +21,9 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,9 +172,9 @@ def read(seconds: float) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="rollouts-") as name,
         running_writer(Path(name), 1, "gzip") as process,
-        tempfile.TemporaryFile("w") as sink,
     ):
-        _drain(process, sink)
+        # The writer must not wait for us to read what it says.
+        threading.Thread(target=deque, args=(process.stdout, 0), daemon=True).start()
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             seen = _look(Path(name), seen)
@@ -180,14 +182,6 @@ def read(seconds: float) -> dict[str, Any]:
         if process.poll() is not None:
             raise Broken("the writer ended by itself")
     return {"seconds": seconds, "looks": looks, "groups": seen}
-
-
-def _drain(process: subprocess.Popen[str], sink: Any) -> None:
-    """The writer must not wait for us to read what it says."""
-    import threading
-
-    assert process.stdout is not None
-    threading.Thread(target=sink.writelines, args=(process.stdout,), daemon=True).start()
 
 
 def _look(folder: Path, seen: int) -> int:

@@ -24,11 +24,18 @@ from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage import atomic
 from llamarl_hpc.storage.records import GroupRecord
 from llamarl_hpc.storage.rollout_store import build
+from llamarl_hpc.storage.rollout_store import encode as encoding
 from llamarl_hpc.storage.rollout_store import writer as writing
 from llamarl_hpc.storage.rollout_store.encode import encode
-from llamarl_hpc.storage.rollout_store.file import RolloutFile
+from llamarl_hpc.storage.rollout_store.file import (
+    RolloutFile,
+    open_path,
+    segment_numbers,
+    segment_path,
+)
 from llamarl_hpc.storage.rollout_store.layout import COLUMNS, ENUMS, describe
 from llamarl_hpc.storage.rollout_store.reader import RolloutReader
+from llamarl_hpc.storage.rollout_store.template import make_template
 from llamarl_hpc.storage.rollout_store.writer import RolloutWriter
 from llamarl_hpc.types import Purpose, Status
 
@@ -293,6 +300,52 @@ def test_unknown_columns_of_a_newer_minor_are_ignored_and_missing_ones_read_as_u
     assert np.isnan(file.read("rollouts/temperature")).tolist() == [True] * 4
 
 
+@pytest.mark.parametrize("num_groups", [0, 1, 40])
+def test_a_file_from_a_template_is_the_file_that_hdf5_would_have_laid_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_groups: int
+) -> None:
+    records = [make_record(i) for i in range(num_groups)]
+    block = build.from_records(records, reward_names=["math_answer"], first_rollout_id=7)
+    attributes = {"first_rollout_id": 7, "run_id": "r", "empty": "", "t_written": 1.5}
+    encode(block, attributes)
+    templates = encoding._templates.values()
+    assert templates and all(template is not None for template in templates)
+    (tmp_path / "a.h5").write_bytes(b"".join(encode(block, attributes)))
+    monkeypatch.setattr(encoding, "_template", lambda *_: None)
+    (tmp_path / "b.h5").write_bytes(b"".join(encode(block, attributes)))
+    names: list[str] = []
+    with h5py.File(tmp_path / "a.h5") as a, h5py.File(tmp_path / "b.h5") as b:
+        b.visit(names.append)
+        assert dict(a.attrs) == dict(b.attrs)
+        for name in names:
+            assert dict(a[name].attrs) == dict(b[name].attrs)
+            if isinstance(b[name], h5py.Dataset):
+                assert a[name].dtype == b[name].dtype and a[name].shape == b[name].shape
+                assert a[name][()].tobytes() == b[name][()].tobytes()
+    if shutil.which("h5dump"):
+        assert dump(tmp_path / "a.h5") == dump(tmp_path / "b.h5")
+
+
+def dump(path: Path) -> list[str]:
+    """What h5dump prints, but for the file's name and the room for the attributes' texts."""
+    done = subprocess.run(["h5dump", str(path)], capture_output=True, text=True, check=True)
+    lines = done.stdout.replace("\\000", "").splitlines()[1:]
+    return [line for line in lines if "STRSIZE" not in line]
+
+
+def test_without_a_template_that_reads_back_there_is_none() -> None:
+    def lay_out(shapes: Any, attributes: Any) -> bytes:
+        return encoding._lay_out(shapes, attributes)
+
+    rows = {"tokens/id": 4, "text/utf8": 1}
+    assert make_template(rows, {"a": 1}, lay_out, encoding._read_back) is not None
+    assert make_template(rows, {"a": 1}, lay_out, lambda image: ({}, {})) is None
+    assert (
+        make_template(rows, {"a": 1}, lambda s, a: lay_out(s, a) * 2, lambda image: ({}, {}))
+        is None
+    )
+
+
 def test_too_long_an_attribute_is_refused_by_name() -> None:
     block = build.from_records([], reward_names=[], first_rollout_id=0)
     with pytest.raises(StoreError, match="attribute 'config' has 40000 bytes"):
@@ -369,6 +422,27 @@ def test_writers_that_start_together_never_share_a_segment(tmp_path: Path) -> No
     ids = RolloutReader(tmp_path).column("groups/group_id").tolist()
     assert sorted(ids) == [100 * w + i for w in range(4) for i in range(5)]
     assert len(os.listdir(tmp_path)) == 4
+
+
+def test_a_segment_that_is_closed_while_the_folder_is_listed_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, [make_record(0)])
+    closed, opened = segment_path(tmp_path, 0), open_path(tmp_path, 0)
+    closed.rename(tmp_path / "hidden")
+    opened.mkdir()
+    glob, looks = Path.glob, []
+
+    def closing_between(self: Path, pattern: str) -> Any:
+        found = list(glob(self, pattern))
+        looks.append(pattern)
+        if len(looks) == 1:  # the writer closes the segment between the two looks
+            (tmp_path / "hidden").rename(closed)
+            opened.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "glob", closing_between)
+    assert segment_numbers(tmp_path) == {0: True}
 
 
 def test_a_damaged_segment_is_left_out_and_named(tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
 """One HDF5 file of the store, made in memory.
 
-A file has about 60 datasets, and most files are the parts that a step waits for. So columns without
-a filter go through h5py's low-level calls, and HDF5 only lays the file out: it says where each
-column lies, and the columns themselves are written from where they are.
+A file has about 60 datasets, and most files are the parts that a step waits for. So of columns
+without a filter HDF5 makes only the metadata, once for all files that are alike (`template`); the
+columns themselves are written from where they are.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -28,13 +30,24 @@ from llamarl_hpc.storage.rollout_store.layout import (
     Column,
     column_of,
 )
+from llamarl_hpc.storage.rollout_store.template import (
+    Shapes,
+    Template,
+    bytes_of,
+    make_template,
+    text_width,
+)
 from llamarl_hpc.types import Array
 
 CHUNK_ROWS = 16_384  # 64 to 128 KiB: one rollout is read with one chunk of each column
 CONTIGUOUS_BYTES = 4096  # smaller columns are cheaper without chunk index and filters
 _WRITE_ROWS = 16 * CHUNK_ROWS  # at a time: h5py lets nobody else in meanwhile
 _LIBVER = ("earliest", "v108")
+_TEXT_STEP = 16  # bytes
+_MAX_TEMPLATES = 64
 _MAX_ATTRIBUTE_BYTES = 32_768  # an object header message of HDF5's oldest format holds 64 KiB
+
+_templates: dict[Any, Template | None] = {}
 
 Attributes = Mapping[str, str | int | float]
 Image = list[Buffer]
@@ -48,6 +61,7 @@ def encode(block: Block, attributes: Attributes, *, compression: str = "none") -
     carries a checksum. Columns that are not chunked have theirs in the file's attribute
     `checksums`. Raises StoreError for an attribute that is too long.
     """
+    block = {path: _widened(array) for path, array in block.items()}
     chunked = {path for path, array in block.items() if _is_chunked(array, compression)}
     own: dict[str, str | int | float] = {
         "format": FORMAT,
@@ -60,24 +74,77 @@ def encode(block: Block, attributes: Attributes, *, compression: str = "none") -
         ),
     }
     attributes = dict(attributes) | own
+    for name, value in attributes.items():
+        _attribute(name, value)  # refuses what is too long
     if compression == "none":
         return _encode_plain(block, attributes)
     return [_encode_chunked(block, attributes, chunked, compression)]
 
 
 def _encode_plain(block: Block, attributes: Attributes) -> Image:
-    import h5py
-
-    sink = _Sink()
+    template = _template(block, attributes)
+    if template is not None:
+        return template.image(block, attributes)
     placed: list[tuple[int, Array]] = []
-    with h5py.File(sink, "w", libver=_LIBVER) as file:
-        groups = _write_header(file, attributes)
-        writer = _Plain()
+    sink = _Sink()
+    with _laid_out(sink, attributes) as groups:
+        writer = _Plain(early=True)
         for path, array in block.items():
-            dataset = writer.create(groups[path.split("/")[0]].id, column_of(path), array)
+            group = groups[path.split("/")[0]]
+            dataset = writer.create(group, path, array.dtype.itemsize, len(array))
             if len(array):
                 placed.append((dataset.get_offset(), array))
     return sink.image(placed)
+
+
+@contextmanager
+def _laid_out(sink: _Sink, attributes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    import h5py
+
+    with h5py.File(sink, "w", libver=_LIBVER) as file:
+        yield _write_header(file, attributes)
+
+
+def _template(block: Block, attributes: Attributes) -> Template | None:
+    """That of files with these columns and attributes; made when it is first needed."""
+    widths = tuple(
+        (name, text_width(value) if isinstance(value, str) else type(value).__name__)
+        for name, value in attributes.items()
+    )
+    row_bytes = {path: array.dtype.itemsize for path, array in block.items()}
+    key = (tuple(row_bytes.items()), widths)
+    if key not in _templates:
+        if len(_templates) >= _MAX_TEMPLATES:
+            _templates.clear()
+        _templates[key] = make_template(row_bytes, attributes, _lay_out, _read_back)
+    return _templates[key]
+
+
+def _lay_out(shapes: Shapes, attributes: Mapping[str, Any]) -> bytes:
+    """A file whose columns have no place yet."""
+    sink = _Sink()
+    with _laid_out(sink, attributes) as groups:
+        writer = _Plain(early=False)
+        for path, row_bytes, rows in shapes:
+            writer.create(groups[path.split("/")[0]], path, row_bytes, rows)
+    return b"".join(sink.image([]))
+
+
+def _read_back(image: bytes) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Bytes of all columns, and the attributes."""
+    import h5py
+
+    with h5py.File(io.BytesIO(image), "r") as file:
+        columns = {
+            f"{table}/{name}": dataset[()].tobytes()
+            for table, group in file.items()
+            for name, dataset in group.items()
+        }
+        values = {
+            name: value.decode().strip(" ") if isinstance(value, bytes) else value
+            for name, value in file.attrs.items()
+        }
+    return columns, values
 
 
 def _encode_chunked(
@@ -94,13 +161,13 @@ def _encode_chunked(
         libver=_LIBVER,
     ) as file:
         groups = _write_header(file, attributes)
-        writer = _Plain()
+        writer = _Plain(early=True)
         for path, array in block.items():
-            group, column = groups[path.split("/")[0]], column_of(path)
+            group = groups[path.split("/")[0]]
             if path in chunked:
-                _write_chunked(group, column, array, compression)
+                _write_chunked(group, column_of(path), array, compression)
             else:
-                writer.write(group.id, column, array)
+                writer.write(group, path, array)
         file.flush()
         image: bytes = file.id.get_file_image()
     return image
@@ -160,7 +227,7 @@ class _Sink:
             gaps.append(bytearray(offset - end))
             image.append(gaps[-1])
             if array is not None:
-                image.append(_bytes_of(array))
+                image.append(bytes_of(array))
                 end = offset + array.nbytes
         for position, data in self._pieces:  # in order: the last word counts
             gap = bisect_right(starts, position) - 1
@@ -174,11 +241,15 @@ def checksum(array: Array) -> str:
     """XXH3, 64 bits, of the bytes as they lie in the file; 16 hexadecimal digits."""
     import xxhash
 
-    return xxhash.xxh3_64_hexdigest(_bytes_of(array))
+    return xxhash.xxh3_64_hexdigest(bytes_of(array))
 
 
-def _bytes_of(array: Array) -> memoryview:
-    return np.ascontiguousarray(array).view(np.uint8).data
+def _widened(array: Array) -> Array:
+    """Texts in steps of width, so that files are alike."""
+    if array.dtype.kind != "S":
+        return array
+    width = -(-array.dtype.itemsize // _TEXT_STEP) * _TEXT_STEP
+    return array.astype(f"S{width}", copy=False)
 
 
 def _is_chunked(array: Array, compression: str) -> bool:
@@ -186,32 +257,30 @@ def _is_chunked(array: Array, compression: str) -> bool:
 
 
 class _Plain:
-    """Contiguous columns; each has its place at once and is not filled before it is written."""
+    """Contiguous columns, not filled before they are written; `early` gives each its place."""
 
-    def __init__(self) -> None:
-        from h5py import h5d, h5p
+    def __init__(self, *, early: bool) -> None:
+        from h5py import h5d, h5p, h5s
 
+        self._h5d, self._h5s = h5d, h5s
         self._creation = h5p.create(h5p.DATASET_CREATE)
         self._creation.set_fill_time(h5d.FILL_TIME_NEVER)
-        self._creation.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+        self._creation.set_alloc_time(h5d.ALLOC_TIME_EARLY if early else h5d.ALLOC_TIME_LATE)
 
-    def create(self, group: Any, column: Column, array: Array) -> Any:
-        from h5py import h5d, h5s
-
-        kind = _file_type(column.path, array.dtype.itemsize)
-        shape = h5s.create_simple(array.shape)
-        dataset = h5d.create(group, column.name.encode(), kind, shape, self._creation)
+    def create(self, group: Any, path: str, row_bytes: int, rows: int) -> Any:
+        """The dataset, without its data."""
+        column = column_of(path)
+        kind, shape = _file_type(path, row_bytes), self._h5s.create_simple((rows,))
+        dataset = self._h5d.create(group.id, column.name.encode(), kind, shape, self._creation)
         if column.unit:
             _write_attribute(dataset, "unit", column.unit)
         return dataset
 
-    def write(self, group: Any, column: Column, array: Array) -> None:
-        from h5py import h5s
-
-        dataset = self.create(group, column, array)
+    def write(self, group: Any, path: str, array: Array) -> None:
+        dataset = self.create(group, path, array.dtype.itemsize, len(array))
         if len(array):
-            kind = _file_type(column.path, array.dtype.itemsize)
-            dataset.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(array), mtype=kind)
+            kind, everything = _file_type(path, array.dtype.itemsize), self._h5s.ALL
+            dataset.write(everything, everything, np.ascontiguousarray(array), mtype=kind)
 
 
 def _write_chunked(group: Any, column: Column, array: Array, compression: str) -> None:
@@ -253,7 +322,7 @@ def _file_type(path: str, itemsize: int) -> Any:
     return h5py.h5t.py_create(_dtype(column_of(path), itemsize), logical=True)
 
 
-def _write_attribute(owner: Any, name: str, value: str | int | float) -> None:
+def _write_attribute(owner: Any, name: str, value: str | int | float | bytes) -> None:
     """Fixed-length text: variable-length strings live in a heap that old readers trip over."""
     import h5py
 
@@ -269,7 +338,7 @@ def _attribute_type(dtype: str) -> tuple[Any, Any]:
     return h5py.h5t.py_create(np.dtype(dtype)), h5py.h5s.create(h5py.h5s.SCALAR)
 
 
-def _attribute(name: str, value: str | int | float) -> Any:
+def _attribute(name: str, value: str | int | float | bytes) -> Any:
     if not isinstance(value, str):
         return value
     data = value.encode()

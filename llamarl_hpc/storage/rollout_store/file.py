@@ -235,8 +235,9 @@ def open_path(folder: Path, number: int) -> Path:
 
 def segment_numbers(folder: Path) -> dict[int, bool]:
     """Segments there are, in order; True where it is closed."""
-    closed = {_number(path): True for path in folder.glob("segment_*.h5")}
+    # Open ones first: a segment that is closed between the two looks is then seen twice, not never.
     opened = {_number(path): False for path in folder.glob("segment_*.open")}
+    closed = {_number(path): True for path in folder.glob("segment_*.h5")}
     return dict(sorted((opened | closed).items()))
 
 

@@ -44,7 +44,7 @@ class Column:
     """One dataset."""
 
     path: str  # "table/name"
-    dtype: str  # numpy code; "S" is a fixed-width string, as wide as the longest in the file
+    dtype: str  # numpy code; "S" is a fixed-width string, wide enough for the longest
     meaning: str
     unit: str = ""
     refers: str = ""  # the table whose rows it counts; shifted when files are joined

@@ -240,7 +240,7 @@ class RolloutWriter:
             self._persist(partial(atomic.sync_folder, folder))
         for job in written:
             if job.replaces is not None:
-                shutil.rmtree(job.replaces, ignore_errors=True)
+                _remove(job.replaces)
         for flush in flushes:
             flush.done.set()
         written.clear()
@@ -432,6 +432,14 @@ class RolloutWriter:
         image = encode(block, attributes, compression=self._closed_compression)
         atomic.write_bytes(segment_path(self._folder, number), image)
         shutil.rmtree(open_path(self._folder, number), ignore_errors=True)
+
+
+def _remove(opened: Path) -> None:
+    """The folder of a segment that has been closed; empty when it never had parts."""
+    try:
+        opened.rmdir()
+    except OSError:
+        shutil.rmtree(opened, ignore_errors=True)
 
 
 def _num_bytes(record: GroupRecord) -> int:
