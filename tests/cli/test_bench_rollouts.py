@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from llamarl_hpc.cli.main import app
 
-SMALL = "--rollouts 16 --tokens 20 --flushes 3 --rounds 3 --segments 3".split()
+SMALL = ["--rollouts", "16", "--tokens", "20", "--flushes", "3", "--rounds", "3", "--segments", "3"]
 
 
 def test_the_store_is_measured_against_a_raw_file(tmp_path: Path) -> None:
