@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 _LEVELS = (math.log(1.05), math.log(1.25), math.log(2.0))
 
 
+# What a terminal would obey instead of show, as pictures: no completion steers the screen.
+_PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)}
+_PICTURES |= {127: 0x2421} | dict.fromkeys(range(128, 160), 0xFFFD)
+
+
+def visible(text: str) -> str:
+    """`text` with its control characters made visible; line breaks and tabs stay."""
+    return text.translate(_PICTURES)
+
+
 def ratio_level(ratio: float) -> int:
     """-3..3: how much less (-) or more (+) likely the token was under the trainer; 0 if alike."""
     if not ratio > 0:  # NaN: never trained

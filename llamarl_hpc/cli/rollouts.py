@@ -158,7 +158,9 @@ def _panel(rollout: StoredRollout, tokenizer: Any) -> Any:
     from rich.panel import Panel
     from rich.text import Text
 
-    lines: list[Text] = [Text(rollout.prompt.strip(), style="dim"), Text()]
+    from analysis.tokens import visible
+
+    lines: list[Text] = [Text(visible(rollout.prompt.strip()), style="dim"), Text()]
     lines.append(_completion(rollout, tokenizer))
     lines.append(Text())
     lines.append(_facts(rollout))
@@ -176,11 +178,11 @@ def _where(rollout: StoredRollout) -> str:
 def _completion(rollout: StoredRollout, tokenizer: Any) -> Text:
     from rich.text import Text
 
-    from analysis.tokens import coloured_pieces
+    from analysis.tokens import coloured_pieces, visible
 
     text = Text()
     for piece, level in coloured_pieces(tokenizer, rollout):
-        text.append(piece, style=_COLOURS[level])
+        text.append(visible(piece), style=_COLOURS[level])
     return text
 
 
@@ -188,6 +190,8 @@ def _facts(rollout: StoredRollout) -> Text:
     import math
 
     from rich.text import Text
+
+    from analysis.tokens import visible
 
     parts = [f"reward {rollout.reward:.3f}"]
     parts += [f"{n} {v:.3f}" for n, v in rollout.rewards.items() if not math.isnan(v)]
@@ -204,7 +208,7 @@ def _facts(rollout: StoredRollout) -> Text:
         parts.append(rollout.reason)
     answer = rollout.columns.get("answer")
     if answer is not None:
-        parts.insert(0, f"answer {str(answer)[:60]}")
+        parts.insert(0, f"answer {visible(str(answer)[:60])}")
     return Text("  ".join(parts), style="cyan")
 
 

@@ -112,7 +112,9 @@ def _matches(rows: Any, expression: re.Pattern[str], place: str) -> Any:
 
 
 def _one_line(text: str) -> str:
-    return text.replace("\n", "\\n")
+    from analysis.tokens import visible
+
+    return visible(text.replace("\n", "\\n"))
 
 
 def _line(match: dict[str, Any]) -> Text:

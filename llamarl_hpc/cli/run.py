@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,7 +76,8 @@ def _attempt(folder: RunDir, prepared: Prepared, plain: bool) -> None:
         run_attempt(folder, prepared, force_plain=plain)
     except (ExecutorFailed, StoppedBySignal, StoreError):
         with contextlib.suppress(OSError):  # the terminal may be gone
-            typer.echo(f"continue with: llamarl-hpc resume {folder.path}", err=True)
+            again = f"llamarl-hpc resume {shlex.quote(str(folder.path))}"
+            typer.echo(f"continue with: {again}", err=True)
         raise
     finally:
         show_if_possible(lambda: print_summary(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from statistics import median
 from typing import Any
@@ -60,11 +61,12 @@ def _accuracy(line: dict[str, Any]) -> float:
 
 def _where(run: RunDir, steps: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     newest = max(run.checkpoints.glob("step_*/COMPLETE"), default=None)
+    argument = shlex.quote(str(run.path))
     seconds = median(line.get("time/step", 0.0) for line in steps)
     yield "steps", f"{steps[-1]['step'] + 1}, {seconds:.1f} s each (median)"
     yield "run folder", f"{run.path}"
-    yield "rollouts", f"{run.rollouts}  (llamarl-hpc rollouts show {run.path})"
+    yield "rollouts", f"{run.rollouts}  (llamarl-hpc rollouts show {argument})"
     yield "metrics", f"{run.metrics}"
     if newest is not None:
         yield "checkpoint", f"{newest.parent}"
-    yield "report", f"llamarl-hpc report {run.path}"
+    yield "report", f"llamarl-hpc report {argument}"

@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -37,6 +40,7 @@ class Member:
     restarts: int = 0
     lost: bool = False  # died more often than allowed; the run goes on without it
     fault: str = ""  # why we killed its current instance
+    report_by: float = math.inf  # monotonic: when it must have said hello, if it starts again
 
 
 class Fleet:
@@ -56,10 +60,11 @@ class Fleet:
         limit = self.config.channels.startup_timeout_s
         up = await self.bell.until(lambda: not self._missing() or is_stopped(), timeout_s=limit)
         if not up:
-            missing = ", ".join(self._missing())
-            raise ExecutorFailed(
-                missing, 0, "", f"did not report within {limit:.0f} s (channels.startup_timeout_s)"
-            )
+            first, *others = self._missing()
+            reason = f"did not report within {limit:.0f} s (channels.startup_timeout_s)"
+            reason += f"; nor did {', '.join(others)}" if others else ""
+            words = self.supervisor.last_words(first)
+            raise ExecutorFailed(first, 0, socket.gethostname(), reason, words)
 
     async def _start(self, name: str) -> None:
         """The instance is announced before it runs; what an older one still sends is refused."""
@@ -86,6 +91,7 @@ class Fleet:
             return True
         if isinstance(message, Hello):
             member.ready, member.host, member.pids = True, message.host, message.pids
+            member.report_by = math.inf
             member.detail = message.detail
             self.supervisor.introduce(executor, message.pids, message.host)
         return False
@@ -111,6 +117,7 @@ class Fleet:
         else:
             member.restarts += 1
             log.warning("%s; starting it again (%d)", reason, member.restarts)
+            member.report_by = time.monotonic() + self.config.channels.startup_timeout_s
             await self._start(member.name)
         self.bell.ring()
 
@@ -138,17 +145,27 @@ class Fleet:
 
     async def watch_heartbeats(self) -> None:
         """Runs for ever: kills an executor that stopped answering; its exit is then handled."""
-        limit = self.config.channels.heartbeat_timeout_s
         while True:
             for member in self.members.values():
-                silent_s = self.channel.silent_s(member.name) if member.ready else 0.0
-                if silent_s > limit:
-                    self._kill(member, f"no heartbeat for {silent_s:.0f} s")
+                if reason := self._silence(member):
+                    self._kill(member, reason)
             await asyncio.sleep(self.config.channels.heartbeat_s)
+
+    def _silence(self, member: Member) -> str:
+        """Why it is taken for dead; empty when it is not."""
+        channels = self.config.channels
+        if member.ready:
+            silent_s = self.channel.silent_s(member.name)
+            is_dead = silent_s > channels.heartbeat_timeout_s
+            return f"no heartbeat for {silent_s:.0f} s" if is_dead else ""
+        if time.monotonic() <= member.report_by:
+            return ""
+        limit = channels.startup_timeout_s
+        return f"did not report within {limit:.0f} s (channels.startup_timeout_s)"
 
     def _kill(self, member: Member, reason: str) -> None:
         log.info("%s on %s is killed: %s", member.name, member.host, reason)
-        member.ready, member.fault = False, reason
+        member.ready, member.fault, member.report_by = False, reason, math.inf
         self.supervisor.kill(member.name)
 
     def fail(self, executor: str, reason: str) -> None:

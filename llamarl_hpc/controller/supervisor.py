@@ -174,9 +174,14 @@ class Supervisor:
         launch_tail = _tail_text(self._launch_log(end.executor))
         dead = [int(pid) for pid in _DEAD_PID.findall(launch_tail)]
         rank = next((end.pids.index(pid) for pid in dead if pid in end.pids), 0)
-        words = _tail_text(self.run.log(self.attempt, end.executor, rank)) or launch_tail
+        words = self.last_words(end.executor, rank)
         reason = f"died ({_describe(end.returncode)})"
         return ExecutorFailed(end.executor, rank, end.host, reason, words)
+
+    def last_words(self, executor: str, rank: int = 0) -> str:
+        """The end of a rank's log, or of its launcher's while it has none."""
+        log = self.run.log(self.attempt, executor, rank)
+        return _tail_text(log) or _tail_text(self._launch_log(executor))
 
     def _failure_report(self, end: StepExit) -> FailureReport | None:
         """What the first failing rank wrote down before it went (see executors/main.py)."""

@@ -25,7 +25,7 @@ from analysis.accounting import accounting, check_files
 from analysis.read_run import Run
 from analysis.rollout_stats import rollout_stats, zero_spread_share
 from analysis.timeline import overlap
-from analysis.tokens import coloured_pieces, load_tokenizer, ratio_level, token_texts
+from analysis.tokens import coloured_pieces, load_tokenizer, ratio_level, token_texts, visible
 from llamarl_hpc.errors import ConfigError, RunDirError
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
@@ -266,6 +266,10 @@ def test_refresh_sees_what_has_come_since(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- tokens
+
+
+def test_what_a_terminal_would_obey_is_made_visible() -> None:
+    assert visible("a\tb\n\x1b[2J\x07\x7f\x9b") == "a\tb\n\u241b[2J\u2407\u2421\ufffd"
 
 
 def test_pieces_of_text_join_to_the_decoded_whole(finished: Run) -> None:

@@ -15,14 +15,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a finished run with max_staleness 0, one replica and one trainer rank."""
     files = tmp_path_factory.mktemp("undisturbed")
     config = write_run_files(files)
-    live = LiveRun("run", config, "--plain", "--run-dir", files / "run", folder=files / "run")
+    folder = files / "a run [/1]"  # a name that shells and displays must not take apart
+    live = LiveRun("run", config, "--plain", "--run-dir", folder, folder=folder)
     try:
         answer = live.finish()
     finally:
         live.destroy()
     assert answer.code == 0, answer.out + answer.err
     assert answer.err == ""
-    return files / "run"
+    return folder
 
 
 @pytest.fixture

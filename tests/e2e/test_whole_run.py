@@ -148,6 +148,7 @@ def test_a_finished_run_can_be_looked_at(overlapped: Path, tmp_path: Path) -> No
 
     shown = cli("rollouts", "show", overlapped, "--step", 3, "--limit", 2)
     assert shown.code == 0 and shown.out.count("step 3, group") == 2
+    assert all(character.isprintable() for character in shown.out.replace("\n", ""))
 
     report = cli("report", overlapped)
     assert report.code == 0 and (overlapped / "report.html").stat().st_size > 10_000
