@@ -65,8 +65,7 @@ class Scene:
 
     async def up(self) -> None:
         start = asyncio.create_task(self.fleet.start(lambda: False))
-        while len(self.channel.instances) < 4:
-            await asyncio.sleep(0.01)
+        await self.until(lambda: all(self.supervisor.is_running(n) for n in self.fleet.members))
         for name in self.fleet.members:
             self.say_hello(name)
         self.fleet.bell.ring()
@@ -83,17 +82,19 @@ class Scene:
                 await asyncio.sleep(0.01)
 
 
-FAST = {"channels": {"heartbeat_s": 0.02, "heartbeat_timeout_s": 5.0, "startup_timeout_s": 0.4}}
+FAST = {"channels": {"heartbeat_s": 0.02, "heartbeat_timeout_s": 5.0, "startup_timeout_s": 1.0}}
 
 
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     made = Scene(tmp_path, **FAST)
-    watchers = asyncio.gather(
-        made.fleet.watch_exits(), made.fleet.watch_heartbeats(), return_exceptions=True
-    )
+    watchers = [
+        asyncio.create_task(made.fleet.watch_exits()),
+        asyncio.create_task(made.fleet.watch_heartbeats()),
+    ]
     yield made
-    watchers.cancel()
+    for watcher in watchers:
+        watcher.cancel()
     await made.fleet.stop("the test is over", grace_s=0.0)
 
 
@@ -114,10 +115,11 @@ async def test_a_replica_that_does_not_come_up_again_is_killed_too(scene: Scene)
     scene.supervisor.kill("generator.0")
     await scene.until(lambda: len(scene.losses) == 2)
     assert "died (signal SIGKILL)" in scene.losses[0][1]
-    assert "killed: did not report within 0 s (channels.startup_timeout_s)" in scene.losses[1][1]
+    assert "killed: did not report within 1 s (channels.startup_timeout_s)" in scene.losses[1][1]
     await scene.until(lambda: scene.channel.instances["generator.0"] == ["1", "2", "3"])
+    await scene.until(lambda: scene.supervisor.is_running("generator.0"))
     scene.say_hello("generator.0")
-    await asyncio.sleep(0.6)  # longer than it had to report
+    await asyncio.sleep(1.2)  # longer than it had to report
     assert len(scene.losses) == 2
 
 

@@ -15,7 +15,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a finished run with max_staleness 0, one replica and one trainer rank."""
     files = tmp_path_factory.mktemp("undisturbed")
     config = write_run_files(files)
-    folder = files / "a run [/1]"  # a name that shells and displays must not take apart
+    folder = files / "a run [1]"  # a name that shells and displays must not take apart
     live = LiveRun("run", config, "--plain", "--run-dir", folder, folder=folder)
     try:
         answer = live.finish()
