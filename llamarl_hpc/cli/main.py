@@ -41,7 +41,8 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _REFUSALS:
             raise
-        _end(f"error: the file system refused {error.filename}: {error.strerror}", EXIT_USER_ERROR)
+        what = error.filename or "a file"
+        _end(f"error: the file system refused {what}: {error.strerror}", EXIT_USER_ERROR)
 
 
 def _end(text: str, code: int) -> NoReturn:

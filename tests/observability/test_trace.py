@@ -155,12 +155,37 @@ def test_tensorboard_events_hold_the_finite_numbers(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(3, 0.5), (4, 0.75)]
 
 
+def test_events_that_a_full_disk_refuses_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoard(tmp_path)
+    board.add(0, {"x": 1.0})
+    write, room = os.pwrite, 10
+
+    def full(handle: int, data: bytes, offset: int) -> int:
+        return write(handle, data[:room], offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        board.add(1, {"x": 2.0})
+        board.add(2, {"x": 3.0})
+    board.add(3, {"x": 4.0})
+    board.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [e.step for e in events.Scalars("x")] == [0, 3]
+    assert caplog.text.count("left out for now") == 1
+
+
 def test_without_the_package_or_switched_off_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     off = TensorBoard(tmp_path / "off", enabled=False)
     off.add(0, {"x": 1.0})
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
     with caplog.at_level("INFO"):
         missing = TensorBoard(tmp_path / "missing")
     missing.add(0, {"x": 1.0})
