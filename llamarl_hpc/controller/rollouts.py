@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llamarl_hpc.batching.buffer import RolloutBuffer, ScoredGroup
 from llamarl_hpc.channels.messages import Generate, GroupScores, Score, ScoreItem
@@ -49,6 +49,7 @@ class _Issued:
     t_issued: float
     t_generated: float = 0.0
     done: GroupCompletions | None = None  # once generated
+    asked_at: float = field(default_factory=time.monotonic)  # of whoever has it now
 
 
 class RolloutFlow:
@@ -160,6 +161,7 @@ class RolloutFlow:
             self._return_room(issued)
             self.busy.end(replica)
             issued.done, issued.t_generated = group, time.time()
+            issued.asked_at = time.monotonic()
             self._scoring[_key(issued.request)] = issued
             items.append(_score_item(issued))
         if items:
@@ -257,6 +259,8 @@ class RolloutFlow:
 
     async def on_reward_ready(self) -> None:
         """The reward executor is up (again): it gets everything that has no score yet."""
+        for issued in self._scoring.values():
+            issued.asked_at = time.monotonic()
         items = [_score_item(issued) for issued in self._scoring.values()]
         self.busy.clear("reward")
         if items:
@@ -325,10 +329,10 @@ class RolloutFlow:
     def oldest_request_s(self, executor: str) -> float:
         """Seconds since the oldest unanswered request to this executor was sent; 0 if none."""
         if executor == "reward":
-            times = [issued.t_generated for issued in self._scoring.values()]
+            times = [issued.asked_at for issued in self._scoring.values()]
         else:
-            times = [i.t_issued for i in self._generating.values() if i.replica == executor]
-        return time.time() - min(times) if times else 0.0
+            times = [i.asked_at for i in self._generating.values() if i.replica == executor]
+        return time.monotonic() - min(times) if times else 0.0
 
 
 def _key(request: GenerationRequest) -> Key:

@@ -1,5 +1,6 @@
 """The way of a group from issue to buffer, and every way to lose one, with a fake fleet."""
 
+import time
 from dataclasses import dataclass, field
 
 import msgspec
@@ -273,3 +274,19 @@ async def test_failing_scores_are_told_at_the_first_and_then_ever_more_rarely(
             scene.flow.on_scored([msgspec.structs.replace(bad, error="ZeroDivisionError")])
     assert [record.args[0] for record in caplog.records] == [1, 2, 4]
     assert all(group.failed for group in scene.flow.take(0))
+
+
+async def test_waiting_for_an_answer_is_measured_by_a_clock_that_nobody_sets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, now = Scene(), time.time()
+    await scene.flow.pump()
+    monkeypatch.setattr(time, "time", lambda: now + 1e6)  # the laptop slept, or the date was wrong
+    assert scene.flow.oldest_request_s("generator.0") < 60
+    request = scene.fleet.requests("generator.0")[0]
+    await scene.flow.on_generated("generator.0", [completed(request)])
+    assert 0 <= scene.flow.oldest_request_s("reward") < 60
+    monkeypatch.setattr(time, "monotonic", lambda clock=time.monotonic: clock() + 7200)
+    assert scene.flow.oldest_request_s("reward") > 7000
+    await scene.flow.on_reward_ready()  # the new one has only just been asked
+    assert scene.flow.oldest_request_s("reward") < 60
