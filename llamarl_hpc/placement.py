@@ -143,6 +143,7 @@ def detect() -> World:
             "(pmix for Open MPI, pmi2 for MPICH; 'srun --mpi=list' shows what there is)",
         )
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    _unname_shared_memory()
     return World(
         rank=comm.rank,
         size=comm.size,
@@ -150,6 +151,16 @@ def detect() -> World:
         local_size=node.size,
         comm=comm,
     )
+
+
+def _unname_shared_memory() -> None:
+    """MPICH's file in /dev/shm stays behind when a rank is killed. By now every rank of the node
+    has it mapped, and it is not opened again; without its name it goes with the last of them."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            path = line.split()[-1]
+            if path.startswith("/dev/shm/mpich_shm_"):
+                Path(path).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,10 @@ def test_a_run_outlives_its_generators_and_its_scorer(start: Start, tmp_path: Pa
     slow.touch()
     run = start("run", config, "--run-dir", folder, folder=folder)
     run.wait_for_step(2)
+    for line in (Path("/proc") / f"{run.ranks('reward')[0]}" / "maps").read_text().splitlines():
+        assert "mpich_shm_" not in line or line.endswith(
+            "(deleted)"
+        )  # a kill leaves no file behind
     refused = cli("resume", folder)
     assert refused.code == 2 and f"in use by a controller (pid {run.process.pid}" in refused.err
     assert refused.err.count("\n") == 1
@@ -50,6 +54,9 @@ def test_a_run_outlives_its_generators_and_its_scorer(start: Start, tmp_path: Pa
     assert "generator.0 lost: generator.0 rank 0 on" in run.out
     assert "died (signal SIGKILL)" in run.out
     assert "no heartbeat for" in run.out
+    status, stats = cli("status", folder), cli("rollouts", "stats", folder)  # while it goes on
+    assert status.code == 0 and "running" in status.out and status.err == ""
+    assert stats.code == 0 and "trained" in stats.out and stats.err == ""
     slow.unlink()
     answer = run.finish()
     assert answer.code == 0 and answer.err == "", answer.err
