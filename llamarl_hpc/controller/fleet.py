@@ -145,11 +145,18 @@ class Fleet:
 
     async def watch_heartbeats(self) -> None:
         """Runs for ever: kills an executor that stopped answering; its exit is then handled."""
+        channels = self.config.channels
+        looked_at = time.monotonic()
         while True:
-            for member in self.members.values():
-                if reason := self._silence(member):
-                    self._kill(member, reason)
-            await asyncio.sleep(self.config.channels.heartbeat_s)
+            stood_still_s = time.monotonic() - looked_at - channels.heartbeat_s
+            looked_at = time.monotonic()
+            if stood_still_s > channels.heartbeat_timeout_s:  # nobody else is to blame
+                log.warning("the controller itself stood still for %.0f s", stood_still_s)
+            else:
+                for member in self.members.values():
+                    if reason := self._silence(member):
+                        self._kill(member, reason)
+            await asyncio.sleep(channels.heartbeat_s)
 
     def _silence(self, member: Member) -> str:
         """Why it is taken for dead; empty when it is not."""

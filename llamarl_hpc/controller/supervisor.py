@@ -175,7 +175,8 @@ class Supervisor:
         dead = [int(pid) for pid in _DEAD_PID.findall(launch_tail)]
         rank = next((end.pids.index(pid) for pid in dead if pid in end.pids), 0)
         words = self.last_words(end.executor, rank)
-        reason = f"died ({_describe(end.returncode)})"
+        what = "died" if end.returncode else "left by itself"
+        reason = f"{what} ({_describe(end.returncode)})"
         return ExecutorFailed(end.executor, rank, end.host, reason, words)
 
     def last_words(self, executor: str, rank: int = 0) -> str:

@@ -6,6 +6,7 @@ controller; other ranks follow the commands that the leader shares over MPI.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,8 @@ from llamarl_hpc.errors import ChannelError
 from llamarl_hpc.observability.trace import Tracer
 from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,9 @@ class Context:
         message = self.line.receive(timeout_s)
         limit = self.config.channels.heartbeat_timeout_s
         if message is None and self.line.controller_silent_s > limit:
-            return Stop(reason=f"the controller was silent for more than {limit:.0f} s")
+            reason = f"the controller was silent for more than {limit:.0f} s"
+            log.warning("%s leaves: %s", self.name, reason)
+            return Stop(reason=reason)
         return message
 
     def unexpected(self, message: object) -> ChannelError:
