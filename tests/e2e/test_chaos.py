@@ -90,18 +90,3 @@ def test_a_reward_function_that_always_fails_ends_the_run_with_its_error(
     assert "could not be scored so far" in answer.out
     books = accounting(Run.open(folder))
     assert books.violations == [] and set(books.counts) == {"abandoned"}
-
-
-def test_a_run_without_a_living_generator_ends_and_names_the_last_one(
-    start: Start, tmp_path: Path
-) -> None:
-    config, folder = write_run_files(tmp_path, launch={"max_restarts": 0}), tmp_path / "run"
-    (tmp_path / "slow").touch()
-    run = start("run", config, "--run-dir", folder, folder=folder)
-    run.wait_for_step(1)
-    run.kill("generator.0")
-    answer = run.finish(20)
-    assert answer.code == 3
-    assert "error: generator.0 rank 0 on" in answer.err and "died (signal SIGKILL)" in answer.err
-    assert "generator.0 rank 0 of 1 on" in answer.err  # the last lines of its log
-    assert accounting(Run.open(folder)).violations == []
