@@ -24,7 +24,7 @@ def check(config: Config) -> None:
     rules.append(_resources)
     sentences = [sentence for rule in rules for sentence in rule(config)]
     if sentences:
-        raise ConfigError("\n".join(sentences))
+        raise ConfigError(".\n".join(sentences))
 
 
 def check_model(config: Config, context_length: int) -> None:

@@ -238,7 +238,7 @@ def _validate(values: dict[str, Any], source: _Source) -> Config:
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(sentences(error, values, source.where))) from None
+        raise ConfigError(".\n".join(sentences(error, values, source.where))) from None
     config = _anchored(config)
     check(config)
     return config

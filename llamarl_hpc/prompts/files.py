@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.prompts.rows import Row
 
 _Located = tuple[str, dict[str, Any]]  # where, row
+_HALF = re.compile(r"[\ud800-\udfff]")  # JSON can write half of a surrogate pair, UTF-8 cannot
 
 
 def read_rows(path: Path, *, prompt: str | list[str], answer: str | None) -> list[Row]:
@@ -84,7 +86,8 @@ def _text(row: dict[str, Any], column: str, where: str) -> str:
 def _checked(row: dict[str, Any], answer: str | None, where: str) -> dict[str, Any]:
     if answer is not None:
         value = _column(row, answer, where)
-        if value is None or (isinstance(value, str) and not value.strip()):
+        blank = value is None or value != value  # NaN is how tables write "nothing"
+        if blank or (isinstance(value, str) and not value.strip()):
             raise ConfigError(f"{where}: column '{answer}' is empty; wanted the reference answer")
     return row
 
@@ -93,22 +96,29 @@ def _checked(row: dict[str, Any], answer: str | None, where: str) -> dict[str, A
 
 
 def _read_jsonl(path: Path) -> Iterator[_Located]:
-    number = 0
     try:
-        with path.open(encoding="utf-8-sig") as lines:
+        with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    where = f"{path} line {number}"
-                    yield where, _decode(line, where)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} after line {number}: not UTF-8 ({error.reason})") from error
+                where = f"{path} line {number}"
+                text = _utf8(line, where)
+                if text.strip():
+                    yield where, _decode(text, where)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _utf8(line: bytes, where: str) -> str:
+    try:
+        return line.decode("utf-8-sig" if where.endswith(" line 1") else "utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not UTF-8 ({error.reason}); convert the file") from error
 
 
 def _decode(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
+    except RecursionError as error:
+        raise ConfigError(f"{where}: nested too deeply; mend it") from error
     except ValueError as error:
         problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
@@ -118,6 +128,8 @@ def _decode(line: str, where: str) -> dict[str, Any]:
             f'{where}: wanted an object with columns such as {{"question": ...}}, found '
             f"{type(row).__name__}"
         )
+    if "\\ud" in line.lower() and _HALF.search(json.dumps(row, ensure_ascii=False)):
+        raise ConfigError(f"{where}: half a character (a lone \\ud800 to \\udfff); mend it")
     return row
 
 

@@ -64,6 +64,10 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         ('{"question": [1], "answer": 1}', "column 'question' wanted text, found list"),
         ('{"question": "x", "answer": null}', "column 'answer' is empty"),
         ('{"question": "x", "answer": " "}', "column 'answer' is empty"),
+        ('{"question": "x", "answer": NaN}', "column 'answer' is empty"),
+        ('{"question": "\\ud83d x", "answer": 1}', "line 1: half a character"),
+        ('{"question": "x", "answer": 1, "other": ["\\uDE00"]}', "line 1: half a character"),
+        ("[" * 100_000, "line 1: nested too deeply"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_refused(tmp_path: Path, line: str, said: str) -> None:
@@ -86,7 +90,7 @@ def test_files_without_rows_or_of_unknown_form_are_refused(tmp_path: Path) -> No
     (tmp_path / "d.csv").write_text("a,b\n")
     assert "cannot tell the form of a '.csv' file" in refusal(tmp_path / "d.csv")
     (tmp_path / "l.jsonl").write_bytes(GOOD.encode() + b'{"question": "\xff"}\n')
-    assert "not UTF-8" in refusal(tmp_path / "l.jsonl")
+    assert f"{tmp_path}/l.jsonl line 2: not UTF-8" in refusal(tmp_path / "l.jsonl")
     assert f"did you mean '{tmp_path}/d.jsonl'?" in refusal(tmp_path / "dd.jsonl")
 
 
