@@ -43,6 +43,10 @@ class ChannelError(LlamarlError, RuntimeError):
     exit_code = EXIT_EXECUTOR_FAILED
 
 
+class NotConnectedError(ChannelError):
+    """Nobody is there to take the message: no Hello yet, or gone."""
+
+
 class WeightSyncError(LlamarlError, RuntimeError):
     """Weights that did not arrive whole: wrong version, checksum or layout."""
 

@@ -35,7 +35,11 @@ class ControllerEnd(Protocol):
         """
 
     async def send(self, executor: str, message: ToExecutor) -> None:
-        """Hand over a message. Raises ChannelError: not connected (no Hello yet, or gone)."""
+        """Hand over a message.
+
+        Raises NotConnectedError: no Hello yet, or gone. Any other ChannelError is a message that
+        cannot travel at all.
+        """
 
     def silent_s(self, executor: str) -> float:
         """Seconds since this executor was last heard, since `expect` if it never was."""

@@ -21,7 +21,13 @@ from llamarl_hpc.channels.messages import Heartbeat, Hello, Stop, ToController, 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
 from llamarl_hpc.controller.supervisor import StepExit, Supervisor
-from llamarl_hpc.errors import ChannelError, ConfigError, ExecutorFailed, LlamarlError
+from llamarl_hpc.errors import (
+    ChannelError,
+    ConfigError,
+    ExecutorFailed,
+    LlamarlError,
+    NotConnectedError,
+)
 from llamarl_hpc.placement import executor_names, role_of
 
 log = logging.getLogger(__name__)
@@ -77,7 +83,7 @@ class Fleet:
     async def send(self, executor: str, message: ToExecutor) -> None:
         """To a live executor; a message to a dead one is dropped, its death is reported anyway."""
         if self.members[executor].ready:
-            with contextlib.suppress(ChannelError):
+            with contextlib.suppress(NotConnectedError):
                 await self.channel.send(executor, message)
 
     def hear(self, executor: str, message: ToController | ChannelError) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.prompts.rows import Row
 
@@ -89,7 +91,20 @@ def _checked(row: dict[str, Any], answer: str | None, where: str) -> dict[str, A
         blank = value is None or value != value  # NaN is how tables write "nothing"
         if blank or (isinstance(value, str) and not value.strip()):
             raise ConfigError(f"{where}: column '{answer}' is empty; wanted the reference answer")
+    for column, value in row.items():
+        _check_value(value, f"{where}: column '{column}'")
     return row
+
+
+def _check_value(value: Any, where: str) -> None:
+    """Every column goes to the reward executor in a message: refuse what cannot be in one."""
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError as error:
+        raise ConfigError(f"{where} has a number above 64 bits; write it as text") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = str(error).splitlines()[0]
+        raise ConfigError(f"{where} cannot reach the reward functions ({problem})") from error
 
 
 # ------------------------------------------------------------------------------ JSONL
@@ -186,8 +201,23 @@ def _read_parquet(path: Path) -> Iterator[_Located]:
 
 
 def _table_rows(table: Any, path: Path, first: int) -> Iterator[_Located]:
-    for number, row in enumerate(table.to_pylist(), start=first + 1):
+    for number, row in enumerate(_plain(table).to_pylist(), start=first + 1):
         yield f"{path} row {number}", row
+
+
+def _plain(table: Any) -> Any:
+    """With times in microseconds: finer ones become objects of pandas."""
+    import pyarrow
+
+    for place, field in enumerate(table.schema):
+        if pyarrow.types.is_timestamp(field.type) and field.type.unit == "ns":
+            coarser = pyarrow.timestamp("us", tz=field.type.tz)
+        elif pyarrow.types.is_duration(field.type) and field.type.unit == "ns":
+            coarser = pyarrow.duration("us")
+        else:
+            continue
+        table = table.set_column(place, field.name, table[place].cast(coarser, safe=False))
+    return table
 
 
 def _pyarrow(path: Path) -> Any:

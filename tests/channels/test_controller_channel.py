@@ -16,7 +16,7 @@ from llamarl_hpc.channels.codec import encode
 from llamarl_hpc.channels.messages import Stop, Trained
 from llamarl_hpc.channels.zmq import ControllerChannel
 from llamarl_hpc.config.schema import ChannelConfig
-from llamarl_hpc.errors import ChannelError, ConfigError
+from llamarl_hpc.errors import ChannelError, ConfigError, NotConnectedError
 from llamarl_hpc.run_dir import RunDir
 
 
@@ -95,7 +95,7 @@ async def test_strangers_get_nothing_and_disturb_nothing(setup: Setup) -> None:
 
     assert await nothing_arrives(setup.controller, 0.7)
     assert all(stranger.poll(0) == 0 for stranger in strangers)
-    with pytest.raises(ChannelError, match="trainer is not connected"):
+    with pytest.raises(NotConnectedError, match="trainer is not connected"):
         await setup.controller.send("trainer", Stop(reason="secret"))
 
     channel = await setup.connect("trainer")

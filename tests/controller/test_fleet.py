@@ -17,7 +17,7 @@ from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
 from llamarl_hpc.controller.fleet import Fleet, Member
 from llamarl_hpc.controller.supervisor import StepCommand, Supervisor
-from llamarl_hpc.errors import ExecutorFailed
+from llamarl_hpc.errors import ChannelError, ExecutorFailed, NotConnectedError
 from llamarl_hpc.run_dir import RunDir
 
 
@@ -28,6 +28,7 @@ class FakeChannel:
         self.instances: dict[str, list[str]] = {}
         self.silent: dict[str, float] = {}
         self.sent: list[tuple[str, object]] = []
+        self.refusal: ChannelError | None = None
 
     def expect(self, executor: str, instance: str) -> None:
         self.instances.setdefault(executor, []).append(instance)
@@ -39,6 +40,8 @@ class FakeChannel:
         return self.silent.get(executor, 0.0)
 
     async def send(self, executor: str, message: object) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.sent.append((executor, message))
 
 
@@ -121,6 +124,16 @@ async def test_a_replica_that_does_not_come_up_again_is_killed_too(scene: Scene)
     scene.say_hello("generator.0")
     await asyncio.sleep(1.2)  # longer than it had to report
     assert len(scene.losses) == 2
+
+
+async def test_a_message_that_cannot_travel_is_not_taken_for_a_dead_executor(scene: Scene) -> None:
+    await scene.up()
+    scene.channel.refusal = NotConnectedError("reward is not connected")
+    await scene.fleet.send("reward", Stop(reason="x"))  # its death is reported elsewhere
+    scene.channel.refusal = ChannelError("Score cannot be encoded")
+    with pytest.raises(ChannelError, match="cannot be encoded"):
+        await scene.fleet.send("reward", Stop(reason="x"))
+    scene.channel.refusal = None
 
 
 async def test_executors_that_never_report_are_named(tmp_path: Path) -> None:

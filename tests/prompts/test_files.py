@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         ('{"question": "x", "answer": NaN}', "column 'answer' is empty"),
         ('{"question": "\\ud83d x", "answer": 1}', "line 1: half a character"),
         ('{"question": "x", "answer": 1, "other": ["\\uDE00"]}', "line 1: half a character"),
+        ('{"question": "x", "answer": 1, "id": 99999999999999999999}', "column 'id' has a number"),
         ("[" * 100_000, "line 1: nested too deeply"),
     ],
 )
@@ -92,6 +94,31 @@ def test_files_without_rows_or_of_unknown_form_are_refused(tmp_path: Path) -> No
     (tmp_path / "l.jsonl").write_bytes(GOOD.encode() + b'{"question": "\xff"}\n')
     assert f"{tmp_path}/l.jsonl line 2: not UTF-8" in refusal(tmp_path / "l.jsonl")
     assert f"did you mean '{tmp_path}/d.jsonl'?" in refusal(tmp_path / "dd.jsonl")
+
+
+def test_times_of_a_parquet_file_are_plain(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    day = datetime(2026, 3, 1, 12)
+    table = pyarrow.table(
+        {
+            "question": ["x"],
+            "answer": ["1"],
+            "when": pyarrow.array([day], pyarrow.timestamp("ns")),
+            "took": pyarrow.array([timedelta(seconds=1)], pyarrow.duration("ns")),
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
+    (row,) = read(tmp_path / "d.parquet")
+    assert type(row.columns["when"]) is datetime and row.columns["when"] == day
+    assert type(row.columns["took"]) is timedelta
+
+    nested = pyarrow.array([[day]], pyarrow.list_(pyarrow.timestamp("ns")))
+    table = table.append_column("visits", nested)
+    pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
+    assert "d.parquet row 1: column 'visits' cannot reach" in refusal(tmp_path / "d.parquet")
 
 
 def test_parquet_and_saved_data_sets_give_the_same_rows(tmp_path: Path) -> None:

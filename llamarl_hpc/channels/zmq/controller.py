@@ -33,7 +33,7 @@ from llamarl_hpc.channels.zmq.wire import (
     set_options,
 )
 from llamarl_hpc.config.schema import ChannelConfig
-from llamarl_hpc.errors import ChannelError, ConfigError
+from llamarl_hpc.errors import ChannelError, ConfigError, NotConnectedError
 from llamarl_hpc.run_dir import RunDir
 
 _ZAP_DOMAIN = "llamarl"
@@ -140,7 +140,7 @@ class ControllerChannel:
     async def send(self, executor: str, message: ToExecutor) -> None:
         peer = self._peers.get(executor)
         if peer is None or self._closed:
-            raise ChannelError(f"{executor} is not connected: nobody expects it")
+            raise NotConnectedError(f"{executor} is not connected: nobody expects it")
         frames = encode(message, max_bytes=self._max_bytes)
         counted = 0 if isinstance(message, Ping) else 1
         peer.sent += counted
@@ -148,7 +148,7 @@ class ControllerChannel:
             await self._router.send_multipart([peer.identity, count_frame(peer.sent), *frames])
         except zmq.ZMQError as error:
             peer.sent -= counted  # it never left: no gap for the executor to find
-            raise ChannelError(f"{executor} is not connected: {error}") from error
+            raise NotConnectedError(f"{executor} is not connected: {error}") from error
 
     def silent_s(self, executor: str) -> float:
         peer = self._peers.get(executor)
