@@ -167,7 +167,9 @@ class LiveProgress:
         self.refresh(snapshot)
 
     def refresh(self, snapshot: Snapshot) -> None:
-        self._live.update(render(snapshot, self._rewards))
+        panel = render(snapshot, self._rewards)
+        panel.width = max(self._console.width - 2, 1)  # the "^C" of a terminal fits beside it
+        self._live.update(panel)
 
     def note(self, text: str) -> None:
         self._live.console.print(text, highlight=False, markup=False)
