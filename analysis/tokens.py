@@ -19,6 +19,7 @@ _LEVELS = (math.log(1.05), math.log(1.25), math.log(2.0))
 # What a terminal would obey instead of show, as pictures: no completion steers the screen.
 _PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)}
 _PICTURES |= {127: 0x2421} | dict.fromkeys(range(128, 160), 0xFFFD)
+_PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)  # direction
 
 
 def visible(text: str) -> str:

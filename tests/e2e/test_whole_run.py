@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from unicodedata import category
 from typing import Any
 
 import pytest
@@ -148,7 +149,8 @@ def test_a_finished_run_can_be_looked_at(overlapped: Path, tmp_path: Path) -> No
 
     shown = cli("rollouts", "show", overlapped, "--step", 3, "--limit", 2)
     assert shown.code == 0 and shown.out.count("step 3, group") == 2
-    assert all(character.isprintable() for character in shown.out.replace("\n", ""))
+    # a random model writes anything; nothing of it may be a command to the terminal
+    assert "Cc" not in {category(character) for character in shown.out if character not in "\n\t"}
 
     report = cli("report", overlapped)
     assert report.code == 0 and (overlapped / "report.html").stat().st_size > 10_000
