@@ -7,8 +7,8 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from unicodedata import category
 from typing import Any
+from unicodedata import category
 
 import pytest
 import torch
