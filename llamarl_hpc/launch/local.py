@@ -11,10 +11,11 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,14 @@ from filelock import FileLock, Timeout
 from llamarl_hpc.config.checks import check_model
 from llamarl_hpc.config.load import load_config, save_resolved
 from llamarl_hpc.config.schema import Config
-from llamarl_hpc.errors import EXIT_OK, EXIT_STOPPED, ConfigError, LlamarlError, RunDirError
+from llamarl_hpc.errors import (
+    EXIT_OK,
+    EXIT_STOPPED,
+    ConfigError,
+    LlamarlError,
+    RunDirError,
+    StoppedBySignal,
+)
 from llamarl_hpc.launch.provenance import describe_software
 from llamarl_hpc.launch.starter import Starter, find_starter, is_one_host, make_launcher
 from llamarl_hpc.models.load import context_length, resolve_model
@@ -170,7 +178,7 @@ def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -
             await controller.run()
 
         try:
-            asyncio.run(go())
+            _run(go())
             entry |= {"outcome": "done", "exit_code": EXIT_OK}
         except LlamarlError as error:
             stopped = error.exit_code == EXIT_STOPPED
@@ -189,6 +197,18 @@ def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -
                 _save_attempt(run, entry)
             except OSError as error:  # a full disk must not hide what ended the attempt
                 log.warning("%s does not say how this attempt ended: %s", run.run_json, error)
+
+
+def _run(attempt: Coroutine[Any, Any, None]) -> None:
+    """See an attempt through. From its end on signals are ignored: what is left to write down
+    takes a moment, and an impatient Ctrl-C must not cost it."""
+    try:
+        asyncio.run(attempt)
+    except KeyboardInterrupt as error:  # before the controller could listen to signals
+        raise StoppedBySignal("stopped by SIGINT before anything was started") from error
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _save_attempt(run: RunDir, entry: dict[str, Any]) -> None:
