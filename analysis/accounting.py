@@ -116,8 +116,6 @@ def _trained_rows(run: Run, rows: Block) -> list[str]:
 def _late(run: Run, rows: Block, trained: Array) -> list[str]:
     """By attempt: a resume may change the bound."""
     algorithm = run.config.get("algorithm", {}) if run.config else {}
-    if algorithm.get("staleness_policy") == "train":
-        return []
     bounds = {a.number: a.max_staleness for a in run.attempts if a.max_staleness is not None}
     found = []
     for attempt in np.unique(rows["attempt"]):

@@ -104,14 +104,14 @@ def crash(kills: int, seed: int) -> dict[str, Any]:
                 stored = check(folder, flushed)
                 lost.append(stored[attempt] - flushed[attempt])
                 done += 1
-            with RolloutWriter(
+            next_attempt = RolloutWriter(  # closes what the killed ones left open
                 folder,
                 attempt=len(flushed) + 1,
                 config=StorageConfig(),
                 attributes={},
                 reward_names=[],
-            ):
-                pass
+            )
+            next_attempt.close()
             check(folder, flushed)
             if list(folder.glob("*.open")):
                 raise Broken("a later attempt left a killed one's segment open")

@@ -12,7 +12,7 @@ from llamarl_hpc.types import Array, GenerationRequest, GroupCompletions, Purpos
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    pass
+    """What all messages share: immutable, fields by name, the kind as a tag."""
 
 
 # ---------------------------------------------------------------- controller -> executor

@@ -12,7 +12,7 @@ from unicodedata import category
 
 import pytest
 import torch
-from tiny_run import LiveRun, cli, lines_of, losses_of, write_run_files
+from tiny_run import LiveRun, Start, cli, lines_of, losses_of, write_run_files
 
 from analysis.accounting import accounting, check_files
 from analysis.read_run import Run
@@ -59,6 +59,24 @@ def overlapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         live.destroy()
     assert answer.code == 0 and answer.err == "", answer.out + answer.err
     return files / "run"
+
+
+def test_one_step_of_staleness_is_used_and_weights_switch_between_completions(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    config = write_run_files(
+        tmp_path, algorithm={"max_staleness": 1}, generator={"replicas": 2, "nice": 5}
+    )
+    answer = start("run", config, "--run-dir", folder, folder=folder).finish()
+    assert answer.code == 0 and answer.err == "", answer.out + answer.err
+    worst = [line["staleness/max"] for line in lines_of(folder) if "step" in line]
+    assert worst[0] == 0 and max(worst) == 1, worst
+    run = Run.open(folder)
+    rollouts = [run.rollout_at(row) for row in range(run.store.num_rows("rollouts"))]
+    assert all(len(rollout.versions) == 1 for rollout in rollouts)
+    books = accounting(run)
+    assert books.violations == [] and books.counts == {"trained": 24}
 
 
 def test_an_asynchronous_run_keeps_the_bound_and_uses_it(overlapped: Path) -> None:
