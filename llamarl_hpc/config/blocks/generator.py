@@ -1,0 +1,44 @@
+"""Generator replicas and how weights reach them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from llamarl_hpc.config.blocks.base import Block
+
+
+class GeneratorConfig(Block):
+    """Each replica is one job step, one MPI world, one engine."""
+
+    engine: Literal["native"] = Field("native", description="Native PyTorch engine.")
+    replicas: PositiveInt = Field(2, description="Number of replicas.")
+    replicas_per_node: PositiveInt = Field(
+        1,
+        description="Replicas that share a node of their Slurm component; each then gets what "
+        "`resources.generator` says.",
+    )
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Weights and KV cache.")
+    max_concurrency: PositiveInt = Field(64, description="Sequences decoded at a time, a replica.")
+    prefill_tokens: PositiveInt = Field(
+        2048, description="Prompt tokens computed in one step at most."
+    )
+    nice: Annotated[int, Field(ge=0, le=19)] = Field(
+        0,
+        description="How far the replicas step back when cores are short (as `nice` does): on a "
+        "laptop they then fill what the trainer leaves instead of slowing it down.",
+    )
+
+
+class WeightSyncConfig(Block):
+    """How weights get from the trainer to the generators."""
+
+    transport: Literal["auto", "shared_memory", "collective"] = Field(
+        "auto",
+        description="`shared_memory` needs all executors on one node; `collective` is broadcasts "
+        "by the ranks that own the shards (NCCL or gloo). `auto` takes the first that can work.",
+    )
+    bucket_mb: PositiveInt = Field(64, description="Bytes of one broadcast, in MiB.")
+    timeout_s: PositiveFloat = Field(300.0, description="After that the slow member is named.")
+    verify: bool = Field(True, description="Checksum of every version at every receiver.")

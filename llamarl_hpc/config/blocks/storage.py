@@ -1,0 +1,30 @@
+"""What is written."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from llamarl_hpc.config.blocks.base import Block
+
+
+class StorageConfig(Block):
+    """Rollouts in HDF5."""
+
+    compression: Literal["none", "gzip", "lzf"] = Field(
+        "gzip", description="Filter of closed segments; each is built into HDF5 or h5py."
+    )
+    segment_rollouts: PositiveInt = Field(
+        65_536, description="A segment is closed after so many rollouts,"
+    )
+    segment_mb: PositiveInt = Field(
+        128, description="or so many MiB before compression, or 64 flushes."
+    )
+
+
+class LoggingConfig(Block):
+    """What is written besides metrics.jsonl."""
+
+    tensorboard: bool = Field(True, description="Write TensorBoard events (if it is installed).")
+    level: Literal["debug", "info", "warning"] = Field("info", description="Of the log files.")
