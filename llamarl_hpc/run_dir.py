@@ -101,6 +101,12 @@ class RunDir:
         return self.path / "controller.lock"
 
     @property
+    def stop_requested(self) -> Path:
+        """A file that is there once somebody has cancelled the run: no attempt may then continue
+        it by itself. A resume removes it."""
+        return self.path / "stop"
+
+    @property
     def attempts(self) -> Path:
         return self.path / "attempts"
 
