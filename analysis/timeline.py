@@ -116,6 +116,24 @@ def idle_shares(spans: Sequence[Span]) -> dict[str, float]:
     }
 
 
+def activity_seconds(
+    spans: Sequence[Span], start: float, end: float
+) -> dict[str, dict[str, float]]:
+    """For each executor the seconds between `start` and `end` that it spent on what; the rest of
+    them is `other`. Things done at once by several processes count once."""
+    found: dict[str, dict[str, float]] = {}
+    for executor in executors(spans):
+        of_executor = [span for span in spans if span.executor == executor]
+        by_name = {
+            name: within(union(_interval(s) for s in of_executor if s.name == name), start, end)
+            for name in sorted({span.name for span in of_executor})
+        }
+        known = seconds(union(interval for part in by_name.values() for interval in part))
+        found[executor] = {name: seconds(part) for name, part in by_name.items()}
+        found[executor]["other"] = max(0.0, end - start - known)
+    return found
+
+
 def executors(spans: Iterable[Span]) -> list[str]:
     """Names in the order in which work flows: generators, reward, trainer; not the controller."""
     order = {"generator": 0, "reward": 1, "trainer": 2}
