@@ -10,13 +10,16 @@ Slurm opened with SLURM_NTASKS=8.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.errors import ExecutorFailed
@@ -25,6 +28,8 @@ from llamarl_hpc.slurm_text.node_list import expand_nodes
 
 MARKER = "LLAMARL_EXECUTOR"  # set by launch/steps.py for every rank it starts
 ONE_HOST = "LLAMARL_ONE_HOST"  # "0" or "1", set by launch/srun.py: it alone knows the nodes
+
+_LEAVE_S = 20.0  # a rank whose work is done and that has not ended by then hangs
 
 # What each launcher calls the number of ranks of this step; the first that is set is compared
 # with MPI's own answer, so that an MPI that cannot talk to the launcher is noticed at once.
@@ -119,6 +124,23 @@ class World:
         if self.comm is not None and self.size > 1:
             self.comm.Abort(code)
         os._exit(code)
+
+    def leave(self) -> NoReturn:
+        """End this rank, whose work is done, with exit code 0. All ranks must call it.
+
+        Python's own teardown is skipped: a thread in C++ code or a handler of somebody's could
+        turn it into a crash or a hang. The C library's is not: there MPICH tells its launcher that
+        the rank has ended well; without it `mpiexec` kills those that have not ended yet.
+        """
+        faulthandler.dump_traceback_later(_LEAVE_S, exit=True)
+        if self.comm is not None:
+            from mpi4py import MPI
+
+            MPI.Finalize()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ctypes.PyDLL(None).exit(0)  # holds the GIL, so no other Python thread wakes up meanwhile
+        os._exit(0)
 
 
 def detect() -> World:

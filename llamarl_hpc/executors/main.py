@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one rank; never returns normally (MPI is left without a collective Finalize)."""
+    """Run one rank; never returns."""
     arguments = _parse(argv)
     _die_with_parent()
     world = World()
@@ -51,12 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         _report(run, arguments, world, error)
         world.abort(EXIT_USER_ERROR if isinstance(error, ConfigError) else EXIT_EXECUTOR_FAILED)
     logging.shutdown()
-    sys.stdout.flush()
-    if world.comm is not None:
-        from mpi4py import MPI
-
-        MPI.Finalize()
-    os._exit(0)  # no atexit handler may hang a rank that has done its work
+    world.leave()
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

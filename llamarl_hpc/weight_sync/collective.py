@@ -14,6 +14,7 @@ transfer forms new groups of the processes that are then alive.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -152,6 +153,7 @@ class CollectivePublisher:
         if self._transfer is not None:
             self._transfer.finished.wait(VERDICT_S)
             self._transfer.cancelled.set()
+            self._wait_until_heard(self._transfer)
         drop_groups(self._groups)
         self._staging = []
         self._server = None
@@ -202,6 +204,18 @@ class CollectivePublisher:
 
     def _board(self) -> Board:
         return Board(connect_store(self.store_address, self._timeout_s))
+
+    def _wait_until_heard(self, transfer: _Transfer) -> None:
+        """Leader: the store goes with this process, so let the others read its verdict first."""
+        if not self._world.is_leader or not transfer.receivers:
+            return
+        others = [f"trainer rank {rank}" for rank in range(1, self._world.size)]
+        deadline = time.monotonic() + VERDICT_S
+        with contextlib.suppress(WeightSyncError):
+            board = self._board()
+            while others and time.monotonic() < deadline:
+                others = [o for o in others if board.get(f"heard/{transfer.number}/{o}") is None]
+                time.sleep(POLL_S)
 
     # ------------------------------------------------------------------ background thread
 
@@ -254,7 +268,9 @@ class CollectivePublisher:
             timeout_s=self._timeout_s + 2 * VERDICT_S,
             is_cancelled=lambda: False,
         )
-        return board.wait(f"verdict/{number}", patience)
+        verdict = board.wait(f"verdict/{number}", patience)
+        board.put(f"heard/{number}/trainer rank {self._world.rank}", verdict)
+        return verdict
 
     def _prepare(self, transfer: _Transfer, board: Board, watch: Watch) -> None:
         """Leader: wait until every member asks for this version, then give the word."""

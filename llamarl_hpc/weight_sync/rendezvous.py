@@ -5,6 +5,7 @@
                     answer/<R>, go/<n>   transfer n: checksum, receivers, group number
     everybody       broadcasts, then end/<n>/<participant>: "" or what went wrong
     trainer rank 0  waits for all ends, then verdict/<n>: "" or who is to blame
+    other trainers  heard/<n>/<participant>: the store may go now
     anybody         failed/<n> tells those who still wait to stop
 
 A group number stands for a set of processes: while the same processes take part and all went well,
@@ -148,4 +149,4 @@ def _failure(ends: Mapping[str, str], watch: Callable[[], None]) -> str:
 def clean_up(board: Board, number: int, participants: Sequence[str]) -> None:
     """Forget what nobody can be looking for any more."""
     board.forget([f"{key}/{number}" for key in ("go", "verdict", "failed")])
-    board.forget([f"end/{number}/{participant}" for participant in participants])
+    board.forget([f"{key}/{number}/{p}" for key in ("end", "heard") for p in participants])

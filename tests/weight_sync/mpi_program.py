@@ -3,7 +3,6 @@ is a generator replica of its own. Publishes three versions and compares every b
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -55,8 +54,7 @@ def main(run_path: str, transport: str, num_trainers: int, sharded: bool) -> Non
     everybody.Barrier()
     if everybody.rank == 0:
         print(f"ok {'network' if address else 'memory'}", flush=True)
-    MPI.Finalize()
-    os._exit(0)
+    World(rank=everybody.rank, size=everybody.size, comm=everybody).leave()
 
 
 if __name__ == "__main__":
