@@ -1,25 +1,22 @@
-"""From a trainer's checkpoint to whole tensors, without starting a trainer.
+"""From a trainer's checkpoint to whole tensors, without starting a trainer or DeepSpeed.
 
-ZeRO 0-2 keep whole parameters beside the optimizer's partitions; ZeRO-3 keeps partitions only, so
-there the float32 master weights of all ranks are put together and rounded as the trainer does.
+The float32 weights that the ranks wrote are put together, one parameter at a time, and rounded as
+the trainer does.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from llamarl_hpc.errors import StoreError
 from llamarl_hpc.models.load import tensor_names, torch_dtype
-from llamarl_hpc.training import zero
-from llamarl_hpc.training.engine import CHECKPOINT_TAG, read_description
-
-_PREFIX = "causal_lm."  # of the model inside PolicyModel
+from llamarl_hpc.storage.tensor_shards import ShardReader
+from llamarl_hpc.training.engine import WEIGHT
+from llamarl_hpc.training.snapshot import FOLDER, read_description
 
 
 def checkpoint_tensors(folder: Path, model_folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -29,28 +26,16 @@ def checkpoint_tensors(folder: Path, model_folder: Path) -> Iterator[tuple[str, 
     (a tied output matrix is left out when it is not among them). Raises StoreError when the
     checkpoint is not whole.
     """
-    description = read_description(folder / "zero")
+    description = read_description(folder / FOLDER)
     dtype = torch_dtype(description["trainer.dtype"])
-    try:
-        if description["trainer.zero_stage"] == 3:
-            tensors = _gather_partitions(folder / "zero")
-        else:
-            path = folder / "zero" / CHECKPOINT_TAG / "mp_rank_00_model_states.pt"
-            tensors = torch.load(path, weights_only=True, mmap=True)["module"]
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise StoreError(f"cannot read {folder}: {error}; export an earlier checkpoint") from error
-    for name in sorted(tensor_names(model_folder)):
-        if _PREFIX + name in tensors:
-            yield name, tensors[_PREFIX + name].contiguous().to(dtype)
+    reader = ShardReader(folder / FOLDER, description["ranks"])
+    shapes: dict[str, list[int]] = description["parameters"]
+    for name in sorted(tensor_names(model_folder) & shapes.keys()):
+        yield name, read_whole(reader, name, shapes[name]).to(dtype)
 
 
-def _gather_partitions(folder: Path) -> Mapping[str, Tensor]:
-    """Whole float32 tensors by name; each is put together when it is made contiguous."""
-    zero.import_deepspeed("cpu")
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-    with redirect_stdout(io.StringIO()):  # its progress
-        tensors: Mapping[str, Tensor] = get_fp32_state_dict_from_zero_checkpoint(
-            str(folder), tag=CHECKPOINT_TAG, lazy_mode=True
-        )
-    return tensors
+def read_whole(reader: ShardReader, name: str, shape: list[int]) -> Tensor:
+    """The float32 weights of a parameter."""
+    values = np.empty(int(np.prod(shape)), dtype=np.float32)
+    reader.read(f"{name}/{WEIGHT}", 0, values)
+    return torch.from_numpy(values).reshape(shape)

@@ -8,9 +8,7 @@ Messages, weight transfer and the folder of a checkpoint are other people's busi
 
 from __future__ import annotations
 
-import json
 import resource
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,18 +27,28 @@ from llamarl_hpc.batching.packing import (
 )
 from llamarl_hpc.config.losses import LossSettings
 from llamarl_hpc.config.schema import Config
-from llamarl_hpc.errors import ConfigError, LlamarlError, StoreError
+from llamarl_hpc.errors import ConfigError, LlamarlError
 from llamarl_hpc.placement import World
-from llamarl_hpc.training import zero
+from llamarl_hpc.storage.tensor_shards import Piece, ShardReader
+from llamarl_hpc.training import zero, zero_state
 from llamarl_hpc.training.loss import micro_batch_loss
 from llamarl_hpc.training.loss_sums import LossSums
 from llamarl_hpc.training.optimizer import build_optimizer, clip_gradients, learning_rate
 from llamarl_hpc.training.policy import build_policy, forward_inputs
 from llamarl_hpc.training.rng import rng_state, set_rng_state
+from llamarl_hpc.training.snapshot import (
+    FOLDER,
+    FORMAT,
+    Snapshot,
+    SnapshotWriter,
+    read_description,
+    rng_file,
+)
+from llamarl_hpc.training.zero_state import Fragment
 from llamarl_hpc.types import Array, ParameterSpec, TrainBatch
 
-CHECKPOINT_TAG = "state"  # DeepSpeed's name of the one checkpoint in a folder
-_DESCRIPTION = "trainer.json"
+WEIGHT = "weight"  # beside the names of the moments: the float32 weights in a checkpoint
+_SAVE_TIMEOUT_S = 3600.0
 _MAX_REFUSED_STEPS = 3  # in a row, with a gradient that is not finite
 
 
@@ -237,60 +245,74 @@ class TrainerEngine:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def save(self, folder: Path) -> None:
-        """Write `folder`/zero: model, optimizer, random states of every rank. Collective.
+    def snapshot(self) -> Snapshot:
+        """A copy of what this rank holds of weights, moments and random states."""
+        fragments = self._fragments()
+        if zero_state.is_replicated(self._engine):  # share out the writing
+            fragments = [f.cut(self._world.rank, self._world.size) for f in fragments]
+        pieces = []
+        for fragment in fragments:
+            state = zero_state.moments(self._engine, fragment)
+            state[WEIGHT] = fragment.within(fragment.holder)
+            for kind, values in state.items():
+                copy = values.detach().to("cpu", torch.float32, copy=True).numpy()
+                pieces.append(
+                    Piece(array=f"{fragment.name}/{kind}", start=fragment.start, values=copy)
+                )
+        return Snapshot(pieces=pieces, rng=rng_state(), description=self._description())
 
-        Raises StoreError when it cannot be written.
+    def save(self, folder: Path) -> None:
+        """Write `folder`/zero: weights, moments, random states of every rank. Collective; returns
+        when all of it is on disk. Raises StoreError when it cannot be written.
         """
-        zero_folder = folder / "zero"
-        try:
-            self._write(zero_folder)
-        except (OSError, RuntimeError) as error:  # torch has no error of its own for a full disk
-            free_mib = shutil.disk_usage(folder).free >> 20
-            shutil.rmtree(zero_folder, ignore_errors=True)  # the last words need some space, too
-            raise StoreError(
-                f"the checkpoint could not be written to {zero_folder}, where {free_mib} MiB are "
-                f"free ({str(error).splitlines()[0]})"
-            ) from error
+        writer = SnapshotWriter(self._world, timeout_s=_SAVE_TIMEOUT_S)
+        writer.begin(self.snapshot(), folder)
+        writer.wait()
         self._world.barrier()
 
-    def _write(self, zero_folder: Path) -> None:
-        zero_folder.mkdir(parents=True, exist_ok=True)
-        self._engine.save_checkpoint(str(zero_folder), tag=CHECKPOINT_TAG, save_latest=False)
-        torch.save(rng_state(), _rng_file(zero_folder, self._world))
-        if self._world.is_leader:
-            description = {**self._layout(), "policy_version": self.policy_version}
-            (zero_folder / _DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
-
     def load(self, folder: Path) -> None:
-        """Continue exactly from what `save` wrote to the same folder. Collective.
+        """Continue from what any number of ranks saved, at any ZeRO stage and dtype. Collective.
 
-        Raises ConfigError when the checkpoint was written with another number of ranks, ZeRO
-        stage or dtype, and StoreError when it is not whole.
+        Exactly, if ranks, stage and dtype are the same; up to rounding otherwise. Raises
+        ConfigError when the checkpoint is of another model, StoreError when it is not whole.
         """
-        zero_folder = folder / "zero"
+        zero_folder = folder / FOLDER
         description = read_description(zero_folder)
-        _check_layout(zero_folder, description, self._layout())
-        loaded, _ = self._engine.load_checkpoint(
-            str(zero_folder), tag=CHECKPOINT_TAG, load_lr_scheduler_states=False
-        )
-        if loaded is None:
-            raise StoreError(f"{zero_folder} lacks files of its checkpoint; resume an earlier one")
-        states = torch.load(_rng_file(zero_folder, self._world), weights_only=True)
-        set_rng_state(states)
+        _check_parameters(zero_folder, description["parameters"], self._shapes())
+        reader = ShardReader(zero_folder, description["ranks"])
         self.policy_version = int(description["policy_version"])
 
-    def _layout(self) -> dict[str, Any]:
-        """What a checkpoint must have in common with the engine that loads it."""
+    def _fragments(self) -> list[Fragment]:
+        return zero_state.held_fragments(self._engine, self._parameters, self._world)
+
+    def _shapes(self) -> dict[str, list[int]]:
+        return {name: list(zero.full_shape(p)) for name, p in self._parameters.items()}
+
+    def _description(self) -> dict[str, Any]:
         return {
             "ranks": self._world.size,
             "trainer.zero_stage": self._trainer.zero_stage,
             "trainer.dtype": self._trainer.dtype,
-            "parameters": sum(spec.numel for spec in self.parameter_specs()),
+            "parameters": self._shapes(),
+        zero_state.prepare_moments(self._engine, self.policy_version)
+        for fragment in self._fragments():
+            state = zero_state.moments(self._engine, fragment)
+            state[WEIGHT] = fragment.within(fragment.holder)
+            values = np.empty(fragment.end - fragment.start, dtype=np.float32)
+            for kind, tensor in state.items():
+                reader.read(f"{fragment.name}/{kind}", fragment.start, values)
+                tensor.copy_(torch.from_numpy(values))
+        zero_state.spread(self._engine)
+        states = rng_file(zero_folder, self._world.rank)
+        if states.exists():  # a larger world than the one that saved has none for its last ranks
+            set_rng_state(torch.load(states, weights_only=True))
+        self._world.barrier()
         }
 
 
 @dataclass(frozen=True, kw_only=True)
+            "format": FORMAT,
+            "policy_version": self.policy_version,
 class _Share:
     """One rank's part of a step, on its way to the leader."""
 
@@ -319,25 +341,12 @@ def _peak_memory_gib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30  # Linux: KiB
 
 
-def _rng_file(folder: Path, world: World) -> Path:
-    return folder / f"rng_{world.rank:05d}.pt"
-
-
-def read_description(zero_folder: Path) -> dict[str, Any]:
-    """What `TrainerEngine.save` says about the checkpoint it wrote; StoreError without it."""
-    path = zero_folder / _DESCRIPTION
-    try:
-        description: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise StoreError(f"cannot read {path}: {error}; take an earlier checkpoint") from error
-    return description
-
-
-def _check_layout(folder: Path, saved: dict[str, Any], ours: dict[str, Any]) -> None:
-    for key, value in ours.items():
-        if saved.get(key) != value:
+def _check_parameters(
+    folder: Path, saved: dict[str, list[int]], ours: dict[str, list[int]]
+) -> None:
+    for name in sorted(saved.keys() | ours.keys()):
+        if saved.get(name) != ours.get(name):
             raise ConfigError(
-                f"the checkpoint {folder} was written with {key} = {saved.get(key)} but this "
-                f"trainer has {value}; resume with {saved.get(key)}, or export the weights "
-                "(llamarl-hpc export) and start a new run with model.path set to them"
+                f"the checkpoint {folder} holds {name} with shape {saved.get(name)} but this model "
+                f"has {ours.get(name)}; resume with the model that the run was started with"
             )

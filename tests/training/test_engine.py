@@ -231,19 +231,56 @@ def test_resume_continues_bit_for_bit(
         assert torch.equal(tensor, weights_of(resumed)[name])
 
 
-def test_a_checkpoint_of_another_layout_is_refused_with_both_values(
+def test_a_checkpoint_is_continued_at_every_other_stage_and_dtype(
     world: World, model_folder: Path, tmp_path: Path
 ) -> None:
-    engine_of(world, model_folder).save(tmp_path)
-    with pytest.raises(ConfigError, match="zero_stage = 1 but this trainer has 2"):
-        engine_of(world, model_folder, zero_stage=2).load(tmp_path)
+    settings = {"weight_decay": 0.1, "warmup_steps": 4}
+    undisturbed = losses(engine_of(world, model_folder, zero_stage=0, **settings), 9)
+    step = 0
+    for stage, dtype in ((2, "fp32"), (0, "fp32"), (3, "fp32"), (1, "fp32"), (0, "bf16")):
+        engine = engine_of(world, model_folder, zero_stage=stage, dtype=dtype, **settings)
+        if step:
+            engine.load(tmp_path / f"{step}")
+            assert engine.policy_version == step
+        part = losses(engine, 2 if step < 8 else 1, first=step)
+        tolerance = 1e-6 if dtype == "fp32" else 0.02
+        assert part == pytest.approx(undisturbed[step : step + len(part)], rel=tolerance)
+        step += len(part)
+        engine.save(tmp_path / f"{step}")
+    back = engine_of(world, model_folder, zero_stage=3, dtype="bf16", **settings)
+    back.load(tmp_path / "9")
+    for name, tensor in weights_of(engine).items():  # rounded from the same float32 weights
+        assert torch.equal(tensor, weights_of(back)[name])
+
+
+def test_a_checkpoint_of_before_the_first_step_starts_the_same_run(
+    world: World, model_folder: Path, tmp_path: Path, reference: list[float]
+) -> None:
+    for stage in (0, 1, 3):
+        engine_of(world, model_folder, zero_stage=stage).save(tmp_path / f"{stage}")
+        engine = engine_of(world, model_folder, zero_stage=stage)
+        engine.load(tmp_path / f"{stage}")
+        assert losses(engine) == pytest.approx(reference, rel=1e-6)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    world: World, model_folder: Path, tmp_path: Path
+) -> None:
+    engine = engine_of(world, model_folder)
+    engine.save(tmp_path)
+    other = engine_of(world, save_tiny_model(tmp_path / "model", tied=False))
+    with pytest.raises(ConfigError, match=r"holds lm_head.weight with shape None but this model"):
+        other.load(tmp_path)
+    with pytest.raises(StoreError, match="nowhere"):
+        engine.load(tmp_path / "nowhere")
     description = tmp_path / "zero" / "trainer.json"
     saved = json.loads(description.read_text())
-    description.write_text(json.dumps({**saved, "ranks": 4}))
-    with pytest.raises(ConfigError, match="ranks = 4 but this trainer has 1; resume with 4"):
-        engine_of(world, model_folder).load(tmp_path)
-    with pytest.raises(StoreError, match="nowhere"):
-        engine_of(world, model_folder).load(tmp_path / "nowhere")
+    description.write_text(json.dumps({**saved, "ranks": 2}))
+    with pytest.raises(StoreError, match="shard_00001"):
+        engine.load(tmp_path)
+    description.write_text(json.dumps({**saved, "format": 1}))
+    with pytest.raises(StoreError, match="is of format 1, this version reads 2"):
+        engine.load(tmp_path)
 
 
 @pytest.mark.parametrize("tied", [True, False])

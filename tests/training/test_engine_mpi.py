@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mpi_train import NUM_GROUPS
 from tiny_policy import random_batch, tiny_config
 
-from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch.steps import MpiExec, step_environment
 from llamarl_hpc.placement import World
 from llamarl_hpc.training.consolidate import checkpoint_tensors
@@ -85,15 +85,20 @@ def test_two_ranks_resume_bit_for_bit(work_folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_a_checkpoint_of_two_ranks_is_exported_whole_but_not_resumed_on_one(
+def test_a_checkpoint_of_two_ranks_is_exported_whole_and_continued_on_one(
     world: World, model_folder: Path, work_folder: Path, stage: int
 ) -> None:
     folder = work_folder / f"{stage}-fp32"
-    engine, _ = train_alone(world, model_folder, stage, 2)
+    engine, results = train_alone(world, model_folder, stage, 3)
     exported = dict(checkpoint_tensors(folder, model_folder))
-    expected = dict(engine.export_state_dict())
-    assert exported.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert (exported[name] - tensor).abs().max() < 1e-5
-    with pytest.raises(ConfigError, match="ranks = 2 but this trainer has 1; resume with 2"):
-        engine.load(folder)
+    alone, _ = train_alone(world, model_folder, 0, 0)
+    alone.load(folder)
+    loaded = dict(alone.export_state_dict())
+    assert exported.keys() == loaded.keys()
+    for name, tensor in loaded.items():
+        assert torch.equal(exported[name], tensor)
+    batch = random_batch(seed=2, step=2, num_groups=NUM_GROUPS[2])
+    resumed = alone.train_step(batch).metrics["loss"]
+    assert resumed == pytest.approx(results[2].metrics["loss"], rel=1e-6, abs=1e-6)
+    for name, tensor in engine.export_state_dict():
+        assert (dict(alone.export_state_dict())[name] - tensor).abs().max() < 1e-5
