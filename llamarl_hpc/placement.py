@@ -44,7 +44,12 @@ def role_of(executor: str) -> str:
 def executor_names(config: Config) -> list[str]:
     """All executors of a run, in the order in which they are started."""
     generators = [f"generator.{k}" for k in range(config.generator.replicas)]
-    return ["trainer", *generators, "reward"]
+    return ["trainer", *generators, "reward", *(["reference"] if refers_apart(config) else [])]
+
+
+def refers_apart(config: Config) -> bool:
+    """Whether the KL term's reference is an executor of its own."""
+    return config.algorithm.beta > 0.0 and config.reference.placement == "executor"
 
 
 def resources_of(config: Config, executor: str) -> ResourceConfig:

@@ -120,6 +120,23 @@ class TrainBatch(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: Array  # float32 [N], behaviour policy
     loss_mask: Array  # bool [N], False where a token must not be trained
     advantages: Array  # float32 [R]
+    logprobs_reference: Array | None = None  # float32 [N], for a KL term in the loss
+    lags: Array | None = None  # int32 [N], version that is trained minus the token's: decoupled_ppo
+
+
+class ReferenceItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A group whose log-probs under the reference are wanted."""
+
+    group_id: int
+    prompt_ids: Array  # int32 [P]
+    completion_ids: list[Array]  # int32 [T] each
+
+
+class ReferenceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one group, in the order of its completions."""
+
+    group_id: int
+    logprobs: list[Array]  # float32 [T] each, at the temperature of the rollouts
 
 
 class ParameterSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,8 @@ class MicroBatch:
     rollout_index: Array  # int64 [K], number of the token's rollout, from 0; each is here whole
     flat_index: Array  # int64 [K], where token k lies in the batch's N; empty for a dummy
     num_tokens: int  # without padding; 0 for a dummy
+    logprobs_reference: Array | None = None  # float32 [K], if the batch has them
+    lags: Array | None = None  # int32 [K], likewise
 
     @property
     def has_shared_prompt(self) -> bool:
@@ -109,7 +111,7 @@ def micro_batches_of_rank(
     ]
     num_micro_batches = max(1, *(len(plan) for plan in plans))
     mine = [layout.build(rows, weights) for rows in plans[rank]]
-    return mine + [_dummy()] * (num_micro_batches - len(mine))
+    return mine + [_dummy(batch)] * (num_micro_batches - len(mine))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,6 +208,8 @@ class _Layout:
             rollout_index=np.repeat(np.arange(len(order), dtype=np.int64), rollout_lengths),
             flat_index=flat_index,
             num_tokens=sum(row.length for row in rows),
+            logprobs_reference=_some(batch.logprobs_reference, flat_index),
+            lags=_some(batch.lags, flat_index),
         )
 
 
@@ -220,7 +224,11 @@ def _fill(rows: Sequence[_Row], micro_batch_tokens: int) -> list[list[_Row]]:
     return bins
 
 
-def _dummy() -> MicroBatch:
+def _some(values: Array | None, index: Array) -> Array | None:
+    return None if values is None else values[index]
+
+
+def _dummy(batch: TrainBatch) -> MicroBatch:
     """One token that reaches every parameter with gradient 0."""
     zero = np.zeros((1, 1), dtype=np.int64)
     return MicroBatch(
@@ -235,4 +243,6 @@ def _dummy() -> MicroBatch:
         rollout_index=zero[0],
         flat_index=np.zeros(0, dtype=np.int64),
         num_tokens=0,
+        logprobs_reference=_some(batch.logprobs_reference, zero[0]),
+        lags=_some(batch.lags, zero[0]),
     )

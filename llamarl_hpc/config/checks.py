@@ -21,7 +21,7 @@ from llamarl_hpc.slurm_text.time_limit import parse_time
 def check(config: Config) -> None:
     """Raise ConfigError when keys contradict each other; one sentence per contradiction."""
     rules = [_data, _group, _lengths, _algorithm, _steps, _rewards, _optimizer, _processes]
-    rules.append(_resources)
+    rules += [_resources, _container]
     sentences = [sentence for rule in rules for sentence in rule(config)]
     if sentences:
         raise ConfigError(".\n".join(sentences))
@@ -125,12 +125,32 @@ def _algorithm(config: Config) -> Iterator[str]:
         )
     yield from _bounds(algorithm)
     yield from _mismatch(algorithm)
+    yield from _reference(config)
+
+
+def _reference(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.beta > 0.0 and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
+        yield (
+            "algorithm.kl_estimator 'k1' in the loss has a gradient that is 0 on average, so it "
+            "would hold nothing back; use k2 or k3, or algorithm.kl_in 'reward'"
+        )
+    tokens, longest = config.reference.micro_batch_tokens, _row_tokens(config)
+    if tokens is not None and tokens < longest:
+        yield (
+            f"reference.micro_batch_tokens is {tokens} but one row can have {longest} tokens "
+            f"(rollout.max_prompt_length + max_completion_length); raise it to {longest} or more"
+        )
+
+
+def _row_tokens(config: Config) -> int:
+    return config.rollout.max_prompt_length + config.rollout.max_completion_length
 
 
 def _bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
     """Keys of the importance ratio: which of them a loss has, and what they may be."""
     kind, preset = algorithm.loss_type, PRESETS[algorithm.loss_type]
-    if preset.bounded_by == "rho" and algorithm.rho < 1.0:
+    if (preset.bounded_by == "rho" or preset.is_decoupled) and algorithm.rho < 1.0:
         yield (
             f"algorithm.rho is {algorithm.rho}, which would shrink even on-policy gradients "
             "(weight 1); set it to 1 or more (2 to 10 is usual)"
@@ -159,11 +179,14 @@ def _bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
 
 
 def _mismatch(algorithm: AlgorithmConfig) -> Iterator[str]:
-    surrogate = PRESETS[algorithm.loss_type].surrogate
+    preset = PRESETS[algorithm.loss_type]
     low, high = algorithm.mismatch_min, algorithm.mismatch_max
-    truncates_itself = surrogate in ("detached_weight", "clamped_ratio")
+    truncates_itself = preset.is_decoupled or preset.surrogate in (
+        "detached_weight",
+        "clamped_ratio",
+    )
     if algorithm.mismatch_correction == "truncate" and truncates_itself:
-        own = "rho" if PRESETS[algorithm.loss_type].bounded_by == "rho" else "epsilon_high"
+        own = "rho" if preset.bounded_by == "rho" or preset.is_decoupled else "epsilon_high"
         yield (
             f"algorithm.mismatch_correction 'truncate' has nothing to do for loss_type "
             f"'{algorithm.loss_type}', which truncates the same ratio itself; set algorithm.{own}"
@@ -242,7 +265,7 @@ def _processes(config: Config) -> Iterator[str]:
 def _resources(config: Config) -> Iterator[str]:
     resources = config.resources
     blocks = {"trainer": resources.trainer, "generator": resources.generator}
-    blocks |= {"reward": resources.reward}
+    blocks |= {"reward": resources.reward, "reference": resources.reference}
     if resources.job is not None:
         blocks["job"] = resources.job
     for name, block in blocks.items():
@@ -252,6 +275,16 @@ def _resources(config: Config) -> Iterator[str]:
             f"generator.replicas_per_node is {config.generator.replicas_per_node} but a replica "
             f"has {resources.generator.nodes} nodes (resources.generator.nodes); set one of them "
             "to 1"
+        )
+
+
+def _container(config: Config) -> Iterator[str]:
+    container = config.launch.container
+    words = [*container.command, *container.srun_args]
+    if container.image is not None and not any("{image}" in word for word in words):
+        yield (
+            f"launch.container.image is {container.image} but neither launch.container.command "
+            "nor launch.container.srun_args has '{image}', so it would not be used; add it to one"
         )
 
 

@@ -16,6 +16,7 @@ from llamarl_hpc.config.schema import AlgorithmConfig
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 Level = Literal["token", "sequence"]
 MismatchCorrection = Literal["none", "truncate", "mask"]
+KlEstimator = Literal["k1", "k2", "k3"]
 
 # r is the ratio, w the same within its bounds, A the advantage:
 #   score            -A * logp                  no ratio
@@ -35,6 +36,7 @@ class Preset:
     aggregation: Aggregation = "token-mean"
     epsilon: float = 0.2  # the lower bound is 1 - epsilon
     epsilon_high: float | None = None  # the upper one is 1 + epsilon_high; None: as epsilon
+    is_decoupled: bool = False  # r is pi / proximal, and proximal / mu a weight bounded by rho
 
 
 PRESETS = {
@@ -49,6 +51,7 @@ PRESETS = {
         surrogate="clipped_ratio", bounded_by="epsilon", aggregation="seq-mean-token-sum-norm"
     ),
     "dapo": Preset(surrogate="clipped_ratio", bounded_by="epsilon", epsilon_high=0.28),
+    "decoupled_ppo": Preset(surrogate="clipped_ratio", bounded_by="epsilon", is_decoupled=True),
     # no lower bound, and an upper one of 5
     "cispo": Preset(
         surrogate="detached_weight", bounded_by="epsilon", epsilon=1.0, epsilon_high=4.0
@@ -73,12 +76,21 @@ class LossSettings:
     low: float  # bounds of the ratio; 0 and inf where there are none
     high: float
     delta: float  # bound of the ratio where the advantage is negative (clipped_ratio); or inf
+    is_decoupled: bool
+    behaviour_max: float  # bound of proximal / mu
     aggregation: Aggregation
     mismatch_correction: MismatchCorrection
     mismatch_level: Level
     mismatch_min: float
     mismatch_max: float
     entropy_coef: float
+    beta: float  # of the KL term in the loss; 0 where there is none, or where it is in the reward
+    kl_estimator: KlEstimator
+
+    @property
+    def pulls_everywhere(self) -> bool:
+        """Whether tokens without advantage have a gradient, too."""
+        return self.entropy_coef > 0.0 or self.beta > 0.0
 
     @classmethod
     def of(cls, algorithm: AlgorithmConfig) -> LossSettings:
@@ -91,12 +103,16 @@ class LossSettings:
             low=low,
             high=high,
             delta=math.inf if algorithm.delta is None else algorithm.delta,
+            is_decoupled=preset.is_decoupled,
+            behaviour_max=algorithm.rho,
             aggregation=algorithm.loss_aggregation or preset.aggregation,
             mismatch_correction=algorithm.mismatch_correction,
             mismatch_level=algorithm.mismatch_level,
             mismatch_min=algorithm.mismatch_min,
             mismatch_max=algorithm.mismatch_max,
             entropy_coef=algorithm.entropy_coef,
+            beta=algorithm.beta if algorithm.kl_in == "loss" else 0.0,
+            kl_estimator=algorithm.kl_estimator,
         )
 
 

@@ -30,6 +30,9 @@ from llamarl_hpc.config.blocks.launch import (
     ChannelConfig,
     LaunchConfig,
 )
+from llamarl_hpc.config.blocks.reference import (
+    ReferenceConfig,
+)
 from llamarl_hpc.config.blocks.resources import (
     ResourceConfig,
     ResourcesConfig,
@@ -62,6 +65,7 @@ __all__ = [
     "MathAnswerReward",
     "ModelConfig",
     "PythonReward",
+    "ReferenceConfig",
     "ResourceConfig",
     "ResourcesConfig",
     "RewardConfig",
@@ -93,6 +97,7 @@ class Config(Block):
     )
     reward_pool: RewardPoolConfig = Field(default_factory=lambda: RewardPoolConfig())
     algorithm: AlgorithmConfig = Field(default_factory=lambda: AlgorithmConfig())
+    reference: ReferenceConfig = Field(default_factory=lambda: ReferenceConfig())
     trainer: TrainerConfig = Field(default_factory=lambda: TrainerConfig())
     evaluation: EvaluationConfig = Field(default_factory=lambda: EvaluationConfig())
     generator: GeneratorConfig = Field(default_factory=lambda: GeneratorConfig())

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from llamarl_hpc.batching.packing import MicroBatch
-from llamarl_hpc.config.losses import Level, LossSettings
-from llamarl_hpc.training.loss_sums import LossSums
+from llamarl_hpc.config.losses import KlEstimator, Level, LossSettings
+from llamarl_hpc.training.loss_sums import SUMS, LossSums
 
 LOG_RATIO_BOUND = 20.0  # exp(20) = 5e8: far beyond any bound of a weight, far below overflow
 
@@ -25,6 +25,7 @@ def micro_batch_loss(
 ) -> tuple[Tensor, LossSums]:
     """`policy_loss` of a micro-batch, given what the policy says about its tokens, [K] each."""
     device = logprobs.device
+    reference, lags = micro_batch.logprobs_reference, micro_batch.lags
     return policy_loss(
         logprobs,
         torch.from_numpy(micro_batch.logprobs).to(device),
@@ -32,6 +33,8 @@ def micro_batch_loss(
         torch.from_numpy(micro_batch.weights).to(device),
         entropy,
         torch.from_numpy(micro_batch.rollout_index).to(device),
+        reference=None if reference is None else torch.from_numpy(reference).to(device),
+        lags=None if lags is None else torch.from_numpy(lags).to(device),
         settings=settings,
     )
 
@@ -44,6 +47,8 @@ def policy_loss(
     entropy: Tensor,
     rollout: Tensor,
     *,
+    reference: Tensor | None = None,
+    lags: Tensor | None = None,
     settings: LossSettings,
 ) -> tuple[Tensor, LossSums]:
     """Loss (a scalar that adds up over micro-batches and ranks) and its figures.
@@ -51,7 +56,8 @@ def policy_loss(
     All tensors are [K]. `weights` are the tokens' shares in the loss of the global batch: they
     hold its denominators and its mask (see `batching.packing.token_weights`). Where a weight is 0
     the other values may be anything, even nan: they are replaced before any arithmetic. `rollout`
-    (int64) numbers the rollouts from 0.
+    (int64) numbers the rollouts from 0. With a KL term `reference` has the log-probs of the
+    reference; for a decoupled loss `lags` says how many steps older than pi the mu of a token is.
     """
     zero = torch.zeros_like(logprobs)
     mask = weights > 0
@@ -64,6 +70,14 @@ def policy_loss(
     log_ratio = _at_level(difference, mask, rollout, settings.level)
     ratio = used_ratio = _exp(log_ratio)
     correction, corrected = None, torch.zeros_like(mask)
+    behaviour_weight, capped = None, torch.zeros_like(mask)
+    if settings.is_decoupled:
+        assert lags is not None, "a decoupled loss needs the age of every token"
+        to_proximal = _proximal_share(lags, logprobs.dtype) * difference.detach()
+        used_ratio = _exp(_at_level(difference - to_proximal, mask, rollout, settings.level))
+        behaviour_weight = _exp(to_proximal)
+        capped = behaviour_weight > settings.behaviour_max
+        behaviour_weight = behaviour_weight.clamp(max=settings.behaviour_max)
     if settings.mismatch_correction != "none":
         mismatch = _exp(_at_level(difference.detach(), mask, rollout, settings.mismatch_level))
         correction, corrected = _correction(mismatch, settings)
@@ -72,29 +86,67 @@ def policy_loss(
             # carries all of pi/mu, and what is left for the ratio is 1 with its gradient.
             used_ratio = (log_ratio - log_ratio.detach()).exp()
     per_token, clipped = _surrogate(logprobs, used_ratio, advantages, settings)
+    if behaviour_weight is not None:
+        per_token = behaviour_weight * per_token
     if correction is not None:
         per_token = correction * per_token
+    divergence, referred = torch.zeros_like(ratio), torch.zeros_like(mask)
+    if settings.beta > 0.0:
+        assert reference is not None, "a KL term needs a reference"
+        reference = torch.where(mask, reference.to(logprobs.dtype), zero)
+        divergence, referred = kl_estimate(logprobs - reference, settings.kl_estimator), mask
+        per_token = per_token + settings.beta * divergence
     if settings.entropy_coef > 0.0:
         per_token = per_token - settings.entropy_coef * torch.where(mask, entropy, zero)
     loss = (weights * per_token).sum()
     with torch.no_grad():
-        token_log_ratio = difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        columns = (
-            torch.ones_like(ratio),
-            weights * per_token,
-            ratio,
-            ratio.square(),
-            clipped.to(ratio.dtype),
-            corrected.to(ratio.dtype),
-            (difference.abs() > LOG_RATIO_BOUND).to(ratio.dtype),
-            token_log_ratio.exp() - 1.0 - token_log_ratio,
-            difference.abs(),
-            entropy.to(ratio.dtype),
-        )
-        table = torch.where(mask, torch.stack(columns).double(), 0.0)
-        maxima = torch.stack([ratio, difference.abs()]).double()
-        figures = LossSums(sums=table.sum(dim=1), maxima=torch.where(mask, maxima, 0.0).amax(dim=1))
-    return loss, figures
+        columns = {
+            "loss": weights * per_token,
+            "ratio": ratio,
+            "ratio_squared": ratio.square(),
+            "clipped": clipped | capped,
+            "corrected": corrected,
+            "entropy": entropy,
+            "kl": divergence,
+            "referred": referred,
+        }
+        return loss, _figures(columns, difference, mask)
+
+
+def _figures(columns: dict[str, Tensor], difference: Tensor, mask: Tensor) -> LossSums:
+    """Sums over the trained tokens; those that only need `difference`, log pi/mu, are added."""
+    bounded = difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    columns = columns | {
+        "tokens": mask,
+        "bounded": difference.abs() > LOG_RATIO_BOUND,
+        "mismatch_kl": bounded.exp() - 1.0 - bounded,
+        "abs_diff": difference.abs(),
+    }
+    dtype = difference.dtype
+    table = torch.stack([columns[name].to(dtype) for name in SUMS]).double()
+    maxima = torch.stack([columns["ratio"], difference.abs()]).double()
+    return LossSums(
+        sums=torch.where(mask, table, 0.0).sum(dim=1),
+        maxima=torch.where(mask, maxima, 0.0).amax(dim=1),
+    )
+
+
+def kl_estimate(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
+    """Estimate of KL(pi, reference) from one token each that pi drew; `log_ratio` is
+    log(pi / reference). Names as in http://joschu.net/blog/kl-approx.html."""
+    if estimator == "k1":
+        return log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
+    # Beyond the bound there is no gradient: with one of the two terms alone its sign is wrong.
+    opposite = (-log_ratio).clamp(max=LOG_RATIO_BOUND)
+    return torch.expm1(opposite) - opposite
+
+
+def _proximal_share(lags: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far the proximal policy, one step older than pi, is on the way from mu to pi."""
+    steps = lags.to(dtype)
+    return (steps - 1.0).clamp(min=0.0) / steps.clamp(min=1.0)
 
 
 def _at_level(difference: Tensor, mask: Tensor, rollout: Tensor, level: Level) -> Tensor:

@@ -16,9 +16,11 @@ SUMS = (
     "clipped",
     "corrected",  # by algorithm.mismatch_correction
     "bounded",  # by LOG_RATIO_BOUND
-    "kl",
+    "mismatch_kl",
     "abs_diff",
     "entropy",
+    "kl",  # of the policy from the reference
+    "referred",  # tokens with a KL term
 )
 
 
@@ -43,12 +45,13 @@ class LossSums:
 
         `ess` is the effective sample size (sum r)^2 / sum r^2 as a share of the tokens: 1.0 on
         policy, near 0 when a few tokens carry all weight. `mismatch/kl` estimates
-        KL(mu || pi) by r - 1 - log r, which is never negative.
+        KL(mu || pi) by r - 1 - log r, which is never negative. `kl` is there with a KL term only.
         """
         values = dict(zip(SUMS, self.sums.tolist(), strict=True))
         num_tokens = values["tokens"]
         divisor = max(num_tokens, 1.0)
         ratio_max, abs_diff_max = self.maxima.tolist()
+        divergence = {"kl": values["kl"] / values["referred"]} if values["referred"] else {}
         return {
             "loss": values["loss"],
             "is_ratio/mean": values["ratio"] / divisor,
@@ -58,10 +61,11 @@ class LossSums:
             "ess": values["ratio"] ** 2 / (values["ratio_squared"] * divisor)
             if num_tokens
             else 0.0,
-            "mismatch/kl": values["kl"] / divisor,
+            "mismatch/kl": values["mismatch_kl"] / divisor,
             "mismatch/logprob_abs_diff": values["abs_diff"] / divisor,
             "mismatch/logprob_abs_diff_max": abs_diff_max,
             "mismatch/corrected_frac": values["corrected"] / divisor,
             "entropy": values["entropy"] / divisor,
             "tokens/trained": num_tokens,
+            **divergence,
         }

@@ -15,6 +15,8 @@ ALGORITHMS: list[dict[str, Any]] = [
     {"loss_type": "aipo", "mismatch_correction": "mask", "mismatch_max": 1.2},
     {"mismatch_correction": "mask", "mismatch_level": "sequence", "mismatch_min": 0.8},
     {"loss_type": "grpo", "entropy_coef": 0.3},
+    {"loss_type": "aipo", "beta": 0.1, "kl_estimator": "k2"},
+    {"loss_type": "dr_grpo", "beta": 0.2},
 ]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llamarl_hpc.config.losses import PRESETS, LossSettings
 from llamarl_hpc.config.schema import AlgorithmConfig
-from llamarl_hpc.training.loss import policy_loss
+from llamarl_hpc.training.loss import kl_estimate, policy_loss
 from llamarl_hpc.training.loss_sums import LossSums
 
 LOGP = [-1.0, -2.0, -0.5, -3.0]
@@ -32,8 +32,13 @@ def evaluate(
     advantages: list[float] = ADVANTAGES,
     weights: list[float] | None = None,
     rollout: list[int] | None = None,
+    lags: list[int] | None = None,
+    reference: list[float] | None = None,
 ) -> tuple[float, list[float], LossSums]:
-    """Loss, its gradient with respect to logp, and the figures. Entropies are 1."""
+    """Loss, its gradient with respect to logp, and the figures. Entropies are 1, lags are 1.
+
+    `reference` are the ratios policy / reference.
+    """
     logprobs = torch.tensor(logp, dtype=torch.float64, requires_grad=True)
     ratio = torch.tensor(ratios, dtype=torch.float64)
     loss, figures = policy_loss(
@@ -43,6 +48,9 @@ def evaluate(
         torch.tensor(weights or [0.25] * len(logp), dtype=torch.float64),
         torch.ones(len(logp), dtype=torch.float64),
         torch.tensor(rollout or [0] * len(logp)),
+        reference=logprobs.detach()
+        - torch.tensor(reference or [1.0] * len(logp), dtype=torch.float64).log(),
+        lags=torch.tensor(lags or [1] * len(logp)),
         settings=settings,
     )
     (gradient,) = torch.autograd.grad(loss, logprobs)
@@ -160,7 +168,11 @@ def test_aipo_at_the_level_of_sequences_truncates_their_mean() -> None:
     assert gradient == pytest.approx([-2 / 4, -2 / 4, 2 / 4, 2 / 4])
 
 
-RATIO_LOSSES = [kind for kind, row in PRESETS.items() if row.surrogate == "clipped_ratio"]
+RATIO_LOSSES = [
+    kind
+    for kind, row in PRESETS.items()
+    if row.surrogate == "clipped_ratio" and not row.is_decoupled
+]
 
 
 @pytest.mark.parametrize("kind", ["reinforce", *RATIO_LOSSES])
@@ -223,9 +235,85 @@ def test_the_entropy_bonus_counts_with_the_weights_of_the_loss() -> None:
     assert of_entropy.tolist() == pytest.approx([-0.05, -0.03, -0.02, 0.0])
 
 
+def test_decoupled_ppo_clips_around_the_version_before_and_weighs_by_its_distance() -> None:
+    settings = loss_of("decoupled_ppo", epsilon=0.2, epsilon_high=0.28, rho=4.0)
+    loss, gradient, figures = evaluate(
+        settings,
+        logp=[-1.0] * 6,
+        ratios=[1.21, 1.5, 8.0, 0.25, 1.1, 1000.0],
+        advantages=[1.0, 2.0, 1.0, -1.0, -3.0, 1.0],
+        weights=[0.1] * 6,
+        lags=[2, 1, 3, 2, 0, 3],
+    )
+    # proximal / mu = r^((lag-1)/lag), pi / proximal = r^(1/lag); lag 0 counts as 1
+    # 1.1 * 1.1;  1 * clip(1.5) = 1.28;  4 * clip(2) = 1.28;  0.5 * clip(0.5) = 0.8;  1 * 1.1;
+    # 100 -> 4, and clip(10) = 1.28
+    parts = [1.1 * 1.1, 1.28 * 2, 4 * 1.28, -0.5 * 0.8, -3 * 1.1, 4 * 1.28]
+    assert loss == pytest.approx(-sum(parts) / 10)
+    assert gradient == pytest.approx([-0.121, 0.0, 0.0, 0.0, 0.33, 0.0])
+    metrics = figures.metrics()
+    assert metrics["clip_frac"] == pytest.approx(4 / 6)
+    assert metrics["is_ratio/mean"] == pytest.approx((1.21 + 1.5 + 8 + 0.25 + 1.1 + 1000) / 6)
+
+
+def test_decoupled_ppo_of_data_one_step_old_is_ppo() -> None:
+    ours, theirs = evaluate(loss_of("decoupled_ppo")), evaluate(loss_of("ppo"))
+    assert ours[:2] == theirs[:2]
+    assert ours[2].metrics() == theirs[2].metrics()
+
+
+# log(policy / reference) = 0, 0.5, -0.5, and -60: the reference likes the last token much better
+REFERENCE = [1.0, math.exp(0.5), math.exp(-0.5), math.exp(-60)]
+FAR = math.exp(20) - 1 - 20  # the exponent is bounded
+KL = {
+    "k1": ([0.0, 0.5, -0.5, -60.0], [1.0, 1.0, 1.0, 1.0]),
+    "k2": ([0.0, 0.125, 0.125, 1800.0], [0.0, 0.5, -0.5, -60.0]),
+    "k3": (
+        [0.0, math.exp(-0.5) - 0.5, math.exp(0.5) - 1.5, FAR],
+        [0.0, 1 - math.exp(-0.5), 1 - math.exp(0.5), 0.0],
+    ),
+}
+
+
+@pytest.mark.parametrize("estimator", KL)
+def test_the_kl_term_adds_beta_times_its_estimate(estimator: str) -> None:
+    settings = loss_of("aipo", beta=0.5, kl_estimator=estimator)
+    loss, gradient, figures = evaluate(settings, reference=REFERENCE)
+    without = evaluate(loss_of("aipo"), reference=REFERENCE)
+    values, slopes = KL[estimator]
+    assert loss - without[0] == pytest.approx(0.5 * sum(values) / 4, rel=1e-12)
+    change = [a - b for a, b in zip(gradient, without[1], strict=True)]
+    assert change == pytest.approx([0.5 * slope / 4 for slope in slopes], abs=1e-12)
+    assert figures.metrics()["kl"] == pytest.approx(sum(values) / 4)
+    assert "kl" not in without[2].metrics()
+
+
+def test_k3_is_never_negative_and_never_infinite() -> None:
+    log_ratio = torch.linspace(-700.0, 700.0, 2001, dtype=torch.float64)
+    values = kl_estimate(log_ratio, "k3")
+    assert (values >= 0.0).all() and torch.isfinite(values).all()
+    assert (kl_estimate(log_ratio.float(), "k3") >= 0.0).all()
+
+
+def test_the_kl_term_counts_with_the_weights_of_the_loss_and_whatever_the_correction() -> None:
+    settings = loss_of("aipo", beta=1.0, kl_estimator="k2", mismatch_correction="mask")
+    _, gradient, figures = evaluate(
+        settings,
+        ratios=[1.0, 100.0, 1.0, 1.0],
+        advantages=[0.0] * 4,
+        weights=[0.5, 0.3, 0.2, 0.0],
+        reference=[math.e] * 4,
+    )
+    assert gradient == pytest.approx([0.5, 0.3, 0.2, 0.0])
+    assert figures.metrics()["kl"] == pytest.approx(0.5)
+    in_reward = loss_of("aipo", beta=1.0, kl_in="reward")
+    assert evaluate(in_reward, reference=REFERENCE)[:2] == evaluate(loss_of("aipo"))[:2]
+
+
 @pytest.mark.parametrize("kind", PRESETS)
 def test_a_rollout_without_advantage_has_no_gradient_at_all(kind: str) -> None:
-    for correction in ("none", "truncate", "mask"):
+    truncates = kind in RATIO_LOSSES or kind == "reinforce"
+    for correction in ("none", "mask", *(["truncate"] if truncates else [])):
         _, gradient, _ = evaluate(
             loss_of(kind, mismatch_correction=correction),
             advantages=[0.0, 1.0, 0.0, 1.0],
@@ -258,7 +346,9 @@ def extreme(dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor, LossSums]:
         torch.tensor([0.25, 0.25, 0.25, 0.25, 0, 0], dtype=torch.float64),
         torch.zeros(6, dtype=dtype),
         torch.tensor([0, 0, 1, 1, 1, 2]),
-        settings=loss_of(kind, rho=2.0),
+        reference=torch.tensor([-1.0, -801, -1, -801, math.nan, math.inf], dtype=dtype),
+        lags=torch.tensor([1, 2, 3, 4, 5, 6]),
+        settings=loss_of(kind, rho=2.0, beta=0.0 if kind == "aipo" else 1e-3),
     )
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return loss, gradient, figures

@@ -38,6 +38,7 @@ def tensors() -> dict[str, Tensor]:
         "behaviour": logprobs + normal(ROWS, LENGTH, std=0.3),
         "entropy": 2.0 + normal(ROWS, LENGTH, std=0.2),
         "advantages": normal(ROWS, std=1.0),
+        "reference": logprobs + normal(ROWS, LENGTH, std=0.3),
     }
 
 
@@ -70,6 +71,7 @@ def ours(**algorithm: Any) -> tuple[float, Tensor, Tensor]:
         torch.from_numpy(weights),
         entropy[MASK],
         rows,
+        reference=given["reference"][MASK],
         settings=settings,
     )
     gradients = torch.autograd.grad(loss, [logprobs, entropy], allow_unused=True)
@@ -84,6 +86,7 @@ def theirs(
     epsilon_high: float = 0.2,
     delta: float | None = None,
     entropy_coef: float = 0.0,
+    beta: float = 0.0,
     correction: Tensor | None = None,
 ) -> tuple[float, Tensor, Tensor]:
     """What TRL's trainer makes of them. With a `correction` its old policy is the current one."""
@@ -96,12 +99,12 @@ def theirs(
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, entropy, None),
         accelerator=accelerator,
-        args=SimpleNamespace(delta=delta, steps_per_generation=1),
+        args=SimpleNamespace(delta=delta, steps_per_generation=1, use_bias_correction_kl=False),
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         importance_sampling_level=level,
-        beta=0.0,
+        beta=beta,
         loss_type=loss_type,
         epsilon_low=epsilon,
         epsilon_high=epsilon_high,
@@ -122,6 +125,7 @@ def theirs(
         "completion_mask": MASK.long(),
         "advantages": given["advantages"],
         "num_items_in_batch": MASK.sum(),
+        "ref_per_token_logps": given["reference"],
     }
     if correction is None:
         inputs["old_per_token_logps"] = given["behaviour"]
@@ -176,6 +180,11 @@ def test_the_entropy_bonus_is_that_of_trl_where_all_tokens_weigh_the_same() -> N
         ours(loss_type="dapo", entropy_coef=0.1),
         theirs(loss_type="dapo", epsilon_high=0.28, entropy_coef=0.1),
     )
+
+
+def test_the_kl_term_is_that_of_trl() -> None:
+    assert_equal(ours(loss_type="grpo", beta=0.3), theirs(loss_type="grpo", beta=0.3))
+    assert_equal(ours(loss_type="dr_grpo", beta=0.04), theirs(loss_type="dr_grpo", beta=0.04))
 
 
 def test_truncation_is_the_token_truncate_of_trl() -> None:

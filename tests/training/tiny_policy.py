@@ -76,4 +76,6 @@ def random_batch(
         logprobs=rng.normal(-6.5, 0.8, num_tokens).astype(np.float32),
         loss_mask=rng.random(num_tokens) < 0.9,
         advantages=rng.normal(0.0, 1.0, num_groups * num_generations).astype(np.float32),
+        logprobs_reference=rng.normal(-6.5, 0.8, num_tokens).astype(np.float32),
+        lags=rng.integers(0, 4, num_tokens).astype(np.int32),
     )

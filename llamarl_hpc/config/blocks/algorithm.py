@@ -13,17 +13,26 @@ class AlgorithmConfig(Block):
     """Loss, advantage and staleness."""
 
     loss_type: Literal[
-        "aipo", "aipo_clamp", "reinforce", "ppo", "grpo", "dr_grpo", "dapo", "cispo", "gspo"
+        "aipo",
+        "aipo_clamp",
+        "reinforce",
+        "ppo",
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "decoupled_ppo",
+        "cispo",
+        "gspo",
     ] = Field(
         "aipo",
         description="Formulas in [algorithms.md](algorithms.md). `aipo`: one-sided truncated "
         "importance weight, detached. `aipo_clamp`: the same bound inside the gradient. "
         "`reinforce`: no weight. `ppo`, `grpo`, `dr_grpo`, `dapo`: two-sided clip; they differ in "
-        "aggregation and bounds. `cispo`: clipped weight, detached. `gspo`: clip of whole "
-        "sequences.",
+        "aggregation and bounds. `decoupled_ppo`: clip around the policy of the step before. "
+        "`cispo`: clipped weight, detached. `gspo`: clip of whole sequences.",
     )
     rho: PositiveFloat = Field(
-        4.0, description="Upper bound of the importance weight (aipo, aipo_clamp)."
+        4.0, description="Upper bound of the importance weight (aipo, aipo_clamp, decoupled_ppo)."
     )
     epsilon: PositiveFloat | None = Field(
         None,
@@ -56,6 +65,22 @@ class AlgorithmConfig(Block):
     )
     mismatch_min: NonNegativeFloat = Field(0.5, description="Of `mask`.")
     mismatch_max: PositiveFloat = Field(5.0, description="Of `truncate` and `mask`.")
+    beta: NonNegativeFloat = Field(
+        0.0,
+        description="Weight of the KL divergence of the policy from a frozen reference (block "
+        "`reference`); 0: none, and no reference is made.",
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3",
+        description="Of one token, with l = log(policy / reference): l; l^2 / 2; "
+        "exp(-l) - 1 + l, which is never negative.",
+    )
+    kl_in: Literal["loss", "reward"] = Field(
+        "loss",
+        description="`loss`: `beta` times the estimate is added to the loss of every trained "
+        "token (k2, k3). `reward`: its sum over a completion, with the policy that drew it, is "
+        "taken off the reward (k1 has no bias there).",
+    )
     entropy_coef: NonNegativeFloat = Field(
         0.0,
         description="Entropy bonus: this times the policy's entropy is taken off the loss of every "

@@ -49,6 +49,10 @@ class ResourcesConfig(Block):
     trainer: ResourceConfig = Field(default_factory=lambda: ResourceConfig())
     generator: ResourceConfig = Field(default_factory=lambda: ResourceConfig())
     reward: ResourceConfig = Field(default_factory=lambda: ResourceConfig())
+    reference: ResourceConfig = Field(
+        default_factory=lambda: ResourceConfig(),
+        description="Only for a reference with `reference.placement: executor`.",
+    )
     job: ResourceConfig | None = Field(
         None,
         description="One ordinary Slurm job for all executors, instead of a heterogeneous one.",
