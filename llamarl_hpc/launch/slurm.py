@@ -15,6 +15,7 @@ needs accounting to notice an end. What is inherited: pickles, names of files, r
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shlex
 import time
@@ -117,17 +118,27 @@ class HetSlurmInfoWatcher(SlurmInfoWatcher):  # type: ignore[misc]
         self._complaint = complaint
         for job in jobs:
             seen = self._seen.setdefault(job, now)
-            if job in report.views:
+            view = report.views.get(job)
+            if view is not None:
                 self._seen[job] = now
+                self._keep(job, view)
+            if view is not None and (view.has_ended or job not in report.gone):
                 self._missing_since.pop(job, None)
-                self._views[job] = report.views[job]
-                self._info_dict[job] = _info(job, report.views[job])
-            elif report.is_complete:
+            elif job in report.gone:  # sacct may say for ever that it runs
                 since = self._missing_since.setdefault(job, now)
                 if now - since > self.missing_limit_s:
                     self._lost[job] = f"Slurm does not know job {job} any more. {complaint}".strip()
             elif now - seen > self.silence_limit_s:
                 self._lost[job] = f"no word of job {job} for {now - seen:.0f} s: {complaint}"
+
+    def _keep(self, job: str, view: queue.JobView) -> None:
+        """A component that Slurm has forgotten sooner than the others stays as it was."""
+        old = self.view(job)
+        view = dataclasses.replace(
+            view, states=old.states | view.states, nodes=old.nodes | view.nodes
+        )
+        self._views[job] = view
+        self._info_dict[job] = _info(job, view)
 
 
 def _info(job: str, view: queue.JobView) -> dict[str, str]:

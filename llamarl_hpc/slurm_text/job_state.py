@@ -38,6 +38,7 @@ _GOING_ON = (
     "PENDING",
     "RESV_DEL_HOLD",
 )
+_WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 
 
 def parse_state(text: str) -> str:
@@ -58,6 +59,11 @@ def parse_state(text: str) -> str:
 def is_final(state: str) -> bool:
     """Whether a job in this state has ended."""
     return state in FINAL
+
+
+def is_waiting(state: str) -> bool:
+    """Whether a job in this state has no nodes (any more, or yet)."""
+    return state in _WAITING
 
 
 def has_failed(state: str) -> bool:

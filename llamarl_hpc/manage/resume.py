@@ -1,0 +1,69 @@
+"""Continue a run: here, or as a job where it was one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.local import changed_config, is_complete
+from llamarl_hpc.manage.jobs import active_jobs, jobs_of
+from llamarl_hpc.manage.status import is_running_here
+from llamarl_hpc.placement import allocation
+from llamarl_hpc.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from llamarl_hpc.config.schema import Config
+    from llamarl_hpc.launch.submit import RunJob
+
+
+def is_for_slurm(run: RunDir) -> bool:
+    """Whether `resume` is to submit a job: the run was one, and we are not in a batch script, nor
+    in a shell of salloc, that is to do the work itself."""
+    job = allocation(os.environ)
+    was_submitted = any(job.is_ours for job in jobs_of(run))
+    return was_submitted and (job is None or job.in_step)
+
+
+def check_resumable(run: RunDir, overrides: Sequence[str] = ()) -> Config:
+    """The config of the next attempt. Raises ConfigError when the run goes on, waits in the queue,
+    is complete, or `overrides` (KEY=VALUE) change what is fixed."""
+    config = changed_config(run, overrides)
+    check_idle(run)
+    if is_complete(run, config):
+        raise ConfigError(complete_sentence(config))
+    return config
+
+
+def complete_sentence(config: Config) -> str:
+    """What is said of a run that has nothing left to do."""
+    return (
+        f"the run is complete: {config.trainer.max_steps} steps; to go on, add "
+        "--set trainer.max_steps=NUMBER with a larger one"
+    )
+
+
+def check_idle(run: RunDir) -> None:
+    """Raise ConfigError when the run goes on, or a job of it waits."""
+    for job, view in active_jobs(run):
+        raise ConfigError(
+            f"job {job.job_id} of this run is {view.state}; wait for its end, or end it with "
+            f"'llamarl-hpc cancel {run.path}'"
+        )
+    if attempt := is_running_here(run):
+        raise ConfigError(
+            f"the run goes on as process {attempt['pid']} on {attempt['host']}; wait for its end, "
+            f"or end it with 'llamarl-hpc cancel {run.path}'"
+        )
+
+
+def resume_run(run: RunDir, overrides: Sequence[str] = ()) -> RunJob:
+    """Submit the next attempt as a Slurm job. Raises ConfigError."""
+    from llamarl_hpc.launch.submit import check_slurm_here, check_submittable, submit_run
+
+    check_slurm_here()
+    config = check_resumable(run, overrides)
+    check_submittable(config, run.path)
+    run.stop_requested.unlink(missing_ok=True)
+    return submit_run(run, config, overrides)

@@ -1,0 +1,249 @@
+"""What a run is doing: from its folder and, where it is a Slurm job, from the queue.
+
+The folder decides what it can decide: how an attempt ended stands there. Slurm is asked while an
+attempt says that it runs, or has not begun. A question that Slurm does not answer changes nothing
+and becomes a warning. Loads no torch; works on any machine that sees the folder.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+import psutil
+import yaml
+
+from analysis.lineage import Attempt, current_events, current_metrics
+from llamarl_hpc.launch import queue
+from llamarl_hpc.launch.request import ROLES
+from llamarl_hpc.manage.jobs import RunningIn, ask_about, has_slurm, newest_job
+from llamarl_hpc.observability.json_lines import read_json_lines
+from llamarl_hpc.run_dir import RunDir
+from llamarl_hpc.slurm_text.job_state import is_waiting
+from llamarl_hpc.slurm_text.pending_reason import explain
+
+_NUM_STEPS = 10  # the newest ones, of which the median says how long a step takes
+_KILLED = "its process is gone without a word"
+
+
+def read_status(run: RunDir, *, ask_slurm: bool = True) -> dict[str, Any]:
+    """Figures of a run: plain values, for JSON.
+
+    `state` is one of: not started, queued, starting, running, done, stopped, failed, killed.
+    Times are seconds; moments are seconds of the epoch; what is not known is None.
+    """
+    attempts = run.read_info().get("attempts", [])
+    last: dict[str, Any] = attempts[-1] if attempts else {}
+    settings = yaml.safe_load(run.config.read_text())
+    job, view, warnings = _ask(run, ask_slurm)
+    state, reason = _state(last, job, view)
+    figures = {
+        "run": str(run.path),
+        "state": state,
+        "reason": reason,
+        "attempt": last.get("number", 0),
+        "host": last.get("host"),
+        "stop_requested": run.stop_requested.exists(),
+        "last_sign_s": _last_sign_s(run, last) if state in ("running", "starting") else None,
+        "job": None if job is None else _job(job, view, settings),
+        "attempts": [_attempt(entry) for entry in attempts],
+        "warnings": warnings,
+        **_progress(run, attempts, settings["trainer"]["max_steps"]),
+    }
+    return figures | {"fits": _fits(figures, settings)}
+
+
+# ------------------------------------------------------------------ Slurm
+
+
+def _ask(run: RunDir, ask_slurm: bool) -> tuple[RunningIn | None, queue.JobView | None, list[str]]:
+    """The newest job; what Slurm says of it, an empty view when it does not know it; complaints."""
+    job = newest_job(run)
+    if job is None or not ask_slurm:
+        return job, None, []
+    if not has_slurm():
+        return job, None, ["there is no Slurm on this machine: how the job is was not asked"]
+    report = ask_about([job])
+    if job.job_id in report.views:
+        return job, report.views[job.job_id], []
+    if report.gone:
+        return job, queue.JobView(), []
+    return job, None, [f"Slurm does not say how the job is: {'; '.join(report.failures)}"]
+
+
+def _job(job: RunningIn, view: queue.JobView | None, settings: dict[str, Any]) -> dict[str, Any]:
+    view = view or queue.JobView()
+    waits = bool(view.states) and is_waiting(view.state)
+    components: list[dict[str, Any]] = [
+        {
+            "component": number,
+            "name": _component_name(number, settings),
+            "state": view.states[number],
+            "nodes": view.nodes.get(number, ""),
+            "reason": view.reasons.get(number, "") if is_waiting(view.states[number]) else "",
+        }
+        for number in sorted(view.states)
+    ]
+    for component in components:
+        component["because"] = explain(component["reason"])
+    return {
+        **asdict(job),
+        "state": view.state if view.states else None,
+        "components": components,
+        "expected_start": view.start if waits else None,
+        "end": None if waits else view.end,
+    }
+
+
+def _component_name(number: int, settings: dict[str, Any]) -> str:
+    if (settings.get("resources") or {}).get("job") or number >= len(ROLES):
+        return "all executors" if number == 0 else f"component {number}"
+    return ROLES[number]
+
+
+# ------------------------------------------------------------------ state
+
+
+def _state(
+    attempt: dict[str, Any], job: RunningIn | None, view: queue.JobView | None
+) -> tuple[str, str]:
+    """State in a word, and why."""
+    outcome, reason = attempt.get("outcome", "not started"), attempt.get("reason", "")
+    if job is None:
+        return _state_here(attempt, outcome, reason)
+    began = attempt.get("job_id") == job.job_id  # this job has made an attempt
+    if view is None:  # nobody can tell more than the folder
+        return (outcome, reason) if began else ("queued", "")
+    if not view.states:  # Slurm has forgotten the job, so it has ended
+        return _after(attempt, outcome, reason, began, f"Slurm knows job {job.job_id} no more")
+    if view.has_ended:
+        words = f"job {job.job_id} ended as {view.state}"
+        return _after(attempt, outcome, reason, began, words)
+    if is_waiting(view.state):
+        return "queued", explain(view.reason)
+    if not began or _is_restarted(attempt, view):
+        return "starting", ""
+    return outcome, reason
+
+
+def _is_restarted(attempt: dict[str, Any], view: queue.JobView) -> bool:
+    """The job was requeued and runs again, and its new controller has not written anything yet."""
+    ended = attempt.get("ended")
+    return bool(ended and view.start and view.start >= float(ended))
+
+
+def _after(
+    attempt: dict[str, Any], outcome: str, reason: str, began: bool, words: str
+) -> tuple[str, str]:
+    """Once the job has ended."""
+    if began:
+        return ("killed", words) if outcome == "running" else (outcome, reason)
+    if not attempt:
+        return "not started", f"{words} before its controller began"
+    return outcome, f"{words} before its controller began; before: {reason or outcome}"
+
+
+def _state_here(attempt: dict[str, Any], outcome: str, reason: str) -> tuple[str, str]:
+    """Of a run without a job: its process can be looked for on its own machine."""
+    here = attempt.get("host") == socket.gethostname()
+    if outcome == "running" and here and not is_alive(attempt):
+        return "killed", _KILLED
+    return outcome, reason
+
+
+def is_alive(attempt: dict[str, Any]) -> bool:
+    """Whether the controller that wrote this entry of run.json still runs on this machine, and not
+    a later process with its number."""
+    try:
+        process = psutil.Process(int(attempt["pid"]))
+        is_older = process.create_time() <= float(attempt["started"]) + 1.0
+        return is_older and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_running_here(run: RunDir) -> dict[str, Any] | None:
+    """The attempt that a process of this machine makes now."""
+    last: dict[str, Any] = (run.read_info().get("attempts") or [{}])[-1]
+    here = last.get("outcome") == "running" and last.get("host") == socket.gethostname()
+    return last if here and is_alive(last) else None
+
+
+# ------------------------------------------------------------------ progress
+
+
+def _progress(run: RunDir, attempts: list[dict[str, Any]], max_steps: int) -> dict[str, Any]:
+    lineage = [Attempt.from_info(entry) for entry in attempts]
+    lines = read_json_lines(run.metrics)
+    steps = current_metrics(lines, lineage)
+    newest: dict[str, Any] = steps[-1] if steps else {}
+    done = newest.get("step", -1) + 1
+    seconds = [s for line in steps[-_NUM_STEPS:] if (s := line.get("time/step")) is not None]
+    per_step = median(seconds) if seconds else None
+    return {
+        "step": done,
+        "max_steps": max_steps,
+        "policy_version": newest.get("policy_version", 0),
+        "reward": newest.get("reward/mean"),
+        "staleness": newest.get("staleness/mean"),
+        "accuracy": _accuracy(current_events(lines, lineage, "eval")),
+        "rollouts": int(sum(line.get("num_rollouts") or 0 for line in steps)),
+        "completion_tokens": int(sum(line.get("num_completion_tokens") or 0 for line in steps)),
+        "seconds_per_step": per_step,
+        "eta_s": None if per_step is None else per_step * max(0, max_steps - done),
+        "where_time_went": _shares(steps[-_NUM_STEPS:]),
+        "idle": {k.removeprefix("idle_ratio/"): v for k, v in newest.items() if "idle_" in k},
+        "time": {k.removeprefix("time/"): v for k, v in newest.items() if k.startswith("time/")},
+    }
+
+
+def _shares(steps: list[dict[str, Any]]) -> dict[str, float]:
+    """Of the trainer's time in these steps; they make one."""
+    names = {
+        "training": "time/train",
+        "waiting for rollouts": "time/wait_for_batch",
+        "weight sync": "time/weight_sync_blocking",
+    }
+    total = sum(line.get("time/step") or 0.0 for line in steps)
+    if not total:
+        return {}
+    shares = {
+        name: sum(line.get(key) or 0.0 for line in steps) / total for name, key in names.items()
+    }
+    return shares | {"other": max(0.0, 1.0 - sum(shares.values()))}
+
+
+def _accuracy(evaluations: list[dict[str, Any]]) -> list[dict[str, float]]:
+    return [
+        {
+            "policy_version": line["policy_version"],
+            "accuracy": line["eval/heldout/num_correct"] / line["eval/heldout/num_prompts"],
+        }
+        for line in evaluations
+    ]
+
+
+def _attempt(entry: dict[str, Any]) -> dict[str, Any]:
+    keys = ("number", "outcome", "reason", "job_id", "host", "started", "ended", "continued_by")
+    return {key: entry.get(key) for key in keys}
+
+
+def _last_sign_s(run: RunDir, attempt: dict[str, Any]) -> float | None:
+    """Seconds since the controller wrote anything."""
+    number = attempt.get("number", 0)
+    files = [run.metrics, run.log(number, "controller", 0), run.trace_file(number, "controller")]
+    times = [file.stat().st_mtime for file in files if file.exists()]
+    times += [float(attempt["started"])] if "started" in attempt else []
+    return max(0.0, time.time() - max(times)) if times else None
+
+
+def _fits(figures: dict[str, Any], settings: dict[str, Any]) -> bool | None:
+    """Whether the remaining steps end before Slurm sends the signal that ends the attempt."""
+    end = (figures["job"] or {}).get("end")
+    if figures["state"] != "running" or end is None or figures["eta_s"] is None:
+        return None
+    delay_s = (settings.get("launch") or {}).get("signal_delay_s", 0)
+    return bool(time.time() + figures["eta_s"] < end - delay_s)
