@@ -1,7 +1,8 @@
 """From YAML and `--set key=value` to a checked `Config`, and back to the copy in the run folder.
 
-    file -> YAML (line numbers kept) -> overrides -> interpolation (${oc.env:SCRATCH}) -> schema
-         -> paths made absolute -> cross-field rules (checks.py)
+    file -> YAML (line numbers kept) -> overrides -> site profile (site.py) beneath
+         -> interpolation (${oc.env:SCRATCH}) -> schema -> paths made absolute
+         -> cross-field rules (checks.py)
 
 Everything a user can get wrong ends in a `ConfigError` that says where: file and line, or the
 `--set` it came from. What a value must be is the schema's business; nothing here knows a key.
@@ -24,7 +25,8 @@ from pydantic import ValidationError
 from llamarl_hpc.config import fields
 from llamarl_hpc.config.checks import check
 from llamarl_hpc.config.mistakes import sentences
-from llamarl_hpc.config.schema import Config
+from llamarl_hpc.config.schema import Config, LaunchConfig
+from llamarl_hpc.config.site import load_site
 from llamarl_hpc.errors import ConfigError
 
 _Place = tuple[str | int, ...]
@@ -45,7 +47,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         place, value = _parse_override(text)
         _set(values, place, value, text)
         source.set_by[place] = text
-    return _validate(_resolve(values, source), source)
+    return _validate(_resolve(_with_site(values, source), source), source)
 
 
 def resolved_text(config: Config) -> str:
@@ -214,6 +216,28 @@ def _default_list(place: _Place) -> Any:
     return [item.model_dump() if hasattr(item, "model_dump") else item for item in key.default]
 
 
+# ------------------------------------------------------------------------------ site profile
+
+
+def _with_site(values: dict[str, Any], source: _Source) -> dict[str, Any]:
+    """Values of the profile that `launch.site` names, where the config has none."""
+    launch = values.get("launch")
+    if not isinstance(launch, dict) or launch.get("site") is None:
+        return values
+    place = ("launch", "site")
+    site = _resolve({"site": launch["site"]}, source)["site"]
+    if not isinstance(site, str):
+        return values  # for the schema to refuse
+    if set(LaunchConfig.model_fields) <= set(launch):  # the copy in a run folder: all is decided
+        if place in source.set_by:
+            raise ConfigError(
+                f"--set {source.set_by[place]}: a run keeps the settings of its site; change the "
+                "keys themselves with --set, or start a new run"
+            )
+        return values
+    return load_site(site).beneath(values)
+
+
 # ------------------------------------------------------------------------------ validation
 
 
@@ -258,8 +282,13 @@ def _anchored(config: Config) -> Config:
     if os.path.exists(folder := os.path.expanduser(config.model.path)):
         model["path"] = os.path.abspath(folder)
     rewards = [_anchored_reward(reward) for reward in config.rewards]
+    site = config.launch.site
+    launch = {}
+    if site is not None and site.endswith((".yaml", ".yml")):
+        launch["site"] = os.path.abspath(os.path.expanduser(site))
     return config.model_copy(
         update={
+            "launch": config.launch.model_copy(update=launch),
             "data": config.data.model_copy(update=data),
             "model": config.model.model_copy(update=model),
             "rewards": rewards,

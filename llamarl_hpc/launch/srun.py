@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +19,13 @@ from llamarl_hpc.controller.supervisor import StepCommand
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch.packing import Packing, pack
 from llamarl_hpc.launch.request import ROLES, component_of, gpu_option
-from llamarl_hpc.launch.steps import MpiExec, rank_arguments, step_environment
+from llamarl_hpc.launch.steps import (
+    MpiExec,
+    in_container,
+    python_words,
+    rank_arguments,
+    step_environment,
+)
 from llamarl_hpc.placement import (
     ONE_HOST,
     Allocation,
@@ -122,6 +127,7 @@ class SrunStepLauncher:
 
     def command(self, executor: str, instance: int) -> StepCommand:
         """Start all ranks of one executor. `instance` counts its starts within the attempt."""
+        launch = self.config.launch
         env = step_environment(
             self.config,
             executor,
@@ -131,8 +137,9 @@ class SrunStepLauncher:
         return StepCommand(
             argv=[
                 *self._srun_arguments(executor),
-                *self.config.launch.extra_args,
-                sys.executable,
+                *in_container(self.config, self.run, launch.container.srun_args),
+                *launch.extra_args,
+                *python_words(self.config, self.run),
                 *rank_arguments(self.run, executor, self.attempt, instance),
             ],
             env=env | {ONE_HOST: str(int(len(self.srun.allocation.hosts) == 1))},
@@ -159,6 +166,8 @@ class SrunStepLauncher:
         else:
             options["nodelist"] = ",".join(srun.packing.nodes_of[executor])
             options |= {} if gpus else {"gres": "none"}  # or it would take all of the job's
+        if gpus and self.config.launch.gpu_bind is not None:
+            options["gpu-bind"] = self.config.launch.gpu_bind
         if srun.mpi is not None:
             options["mpi"] = srun.mpi
         return [
@@ -172,4 +181,5 @@ class SrunStepLauncher:
         packing = self.srun.packing
         if packing is not None and executor in packing.crowded:
             return ["--overlap", "--overcommit", "--cpu-bind=none", "--unbuffered"]
-        return ["--exact", "--cpu-bind=cores", "--unbuffered"]
+        bind = self.config.launch.cpu_bind
+        return ["--exact", *([f"--cpu-bind={bind}"] if bind is not None else []), "--unbuffered"]

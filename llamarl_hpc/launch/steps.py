@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +107,22 @@ def rank_arguments(run: RunDir, executor: str, attempt: int, instance: int) -> l
     ]
 
 
+def python_words(config: Config, run: RunDir) -> list[str]:
+    """What starts Python in a rank: this one, or the one in the container (launch.container)."""
+    container = config.launch.container
+    if container.image is None:
+        return [sys.executable]
+    return [*in_container(config, run, container.command), container.python]
+
+
+def in_container(config: Config, run: RunDir, words: Sequence[str]) -> list[str]:
+    """`words` of launch.container with the names of the image and the run folder put in."""
+    image = config.launch.container.image
+    if image is None:
+        return []
+    return [w.replace("{image}", image).replace("{run_dir}", str(run.path)) for w in words]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MpiStepLauncher:
     """Knows how to start any executor of one attempt (the supervisor's `Launcher`)."""
@@ -124,7 +140,7 @@ class MpiStepLauncher:
             argv=[
                 *self.mpiexec.argv(ranks, as_root=as_root),
                 *self.config.launch.extra_args,
-                sys.executable,
+                *python_words(self.config, self.run),
                 *rank_arguments(self.run, executor, self.attempt, instance),
             ],
             # a Slurm job around us is not ours to start steps in: mpiexec would ask srun for them

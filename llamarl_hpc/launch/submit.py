@@ -20,6 +20,7 @@ from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch.request import components_of
 from llamarl_hpc.launch.script import BatchScript, job_name, render
+from llamarl_hpc.launch.site import check_limits
 from llamarl_hpc.launch.slurm import HetSlurmExecutor, HetSlurmJob, het_script
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
@@ -123,7 +124,7 @@ def _parts(config: Config) -> dict[str, Any]:
     return {
         "job": {"job-name": job_name(config.name)},
         "signal_delay_s": config.launch.signal_delay_s,
-        "setup": config.launch.setup,
+        "setup": [*config.launch.modules, *config.launch.setup],
         "comment": _COMMENT_ONE if one else _COMMENT,
     }
 
@@ -139,6 +140,7 @@ def _command(run: Path, overrides: Sequence[str]) -> Sequence[str]:
 
 def check_submittable(config: Config, folder: Path) -> None:
     """Raise ConfigError for what Slurm could not be given, before a run folder exists."""
+    check_limits(config)
     run_script(config, folder)
     if "%" in str(folder):
         raise ConfigError(

@@ -30,8 +30,30 @@ class ChannelConfig(Block):
     max_message_mb: PositiveInt = Field(512, description="Larger messages are refused.")
 
 
+class ContainerConfig(Block):
+    """A container in which every executor runs. The controller stays outside."""
+
+    image: str | None = Field(None, description="The image; without one there is no container.")
+    command: list[str] = Field(
+        default_factory=lambda: ["apptainer", "exec", "--bind", "{run_dir}", "{image}"],
+        description="Words before the Python command of every rank; `{image}` and `{run_dir}` are "
+        "replaced.",
+    )
+    srun_args: list[str] = Field(
+        default_factory=list,
+        description="Arguments of srun, where Slurm itself starts the container; replaced alike.",
+    )
+    python: str = Field("python3", description="Python inside the container.")
+
+
 class LaunchConfig(Block):
     """How job steps are started."""
+
+    site: str | None = Field(
+        None,
+        description="Site profile: a name from `sbatch/sites/`, or a path to your own ending in "
+        "`.yaml`. It gives values to keys that this config does not set.",
+    )
 
     launcher: Literal["auto", "mpiexec", "srun"] = Field(
         "auto",
@@ -52,11 +74,22 @@ class LaunchConfig(Block):
         description="Seconds before the time limit at which Slurm tells the run to finish its step "
         "and write a checkpoint. Slurm may be up to 60 s late.",
     )
+    cpu_bind: str | None = Field(
+        "cores",
+        description="`--cpu-bind` of srun; `null` leaves it to the site. Executors that share "
+        "cores are not bound.",
+    )
+    gpu_bind: str | None = Field(None, description="`--gpu-bind` of srun for ranks with GPUs.")
+    modules: list[str] = Field(
+        default_factory=list,
+        description="Lines of shell before those of `setup`: what a site profile loads.",
+    )
     setup: list[str] = Field(
         default_factory=list,
         description="Lines of shell for the batch script, before the run starts: modules, exports.",
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment of every executor.")
+    container: ContainerConfig = Field(default_factory=lambda: ContainerConfig())
     max_restarts: NonNegativeInt = Field(
         3,
         description="Times a dead generator replica (or the reward executor) is started again "
