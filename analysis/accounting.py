@@ -69,7 +69,7 @@ def check_files(run: Run) -> list[str]:
     for name, file in run.store.scan():
         try:
             block = file.block()
-            missing = [path for path in COLUMNS if path not in block]
+            missing = [p for p, c in COLUMNS.items() if p not in block and not c.optional]
             damaged = file.damaged_columns(block)
         except StoreError as error:
             found.append(str(error))

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import msgspec
 
-from llamarl_hpc.types import Array, GenerationRequest, GroupCompletions, Purpose, TrainBatch
+from llamarl_hpc.types import (
+    Array,
+    GenerationRequest,
+    GroupCompletions,
+    Purpose,
+    ReferenceItem,
+    ReferenceLogprobs,
+    TrainBatch,
+)
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -44,6 +52,28 @@ class Train(_Message, frozen=True, tag="train"):
     """To the trainer: make one optimizer step."""
 
     batch: TrainBatch
+
+
+class Refer(_Message, frozen=True, tag="refer"):
+    """To who holds the reference (trainer or reference executor): what does it say about these?"""
+
+    step: int  # the reference is the policy after so many steps; 0: as it was at first
+    temperature: float  # of the rollouts
+    items: list[ReferenceItem]
+
+
+class SaveReference(_Message, frozen=True, tag="save_reference"):
+    """To the trainer: write the policy as it is after `step` steps to the model folder `folder`."""
+
+    step: int
+    folder: str
+
+
+class LoadReference(_Message, frozen=True, tag="load_reference"):
+    """To who holds the reference: from now on it is what lies in `folder`. Has no answer."""
+
+    step: int
+    folder: str
 
 
 class SyncMember(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +163,19 @@ class Scored(_Message, frozen=True, tag="scored"):
     groups: list[GroupScores]
 
 
+class Referred(_Message, frozen=True, tag="referred"):
+    """The reference's log-probs of some groups."""
+
+    step: int  # as asked
+    groups: list[ReferenceLogprobs]
+    seconds: float
+
+
+class ReferenceSaved(_Message, frozen=True, tag="reference_saved"):
+    step: int
+    seconds: float
+
+
 class Trained(_Message, frozen=True, tag="trained"):
     """One optimizer step is done; the policy version is now `version`."""
 
@@ -140,6 +183,7 @@ class Trained(_Message, frozen=True, tag="trained"):
     version: int
     metrics: dict[str, float]  # exact over all ranks and micro-batches, weighted by tokens
     logprobs: Array  # float32 [N], the trainer's, in the order of the batch's completion_ids
+    entropy: Array | None = None  # float32 [N], only where the loss has an entropy bonus
 
 
 class WeightsPublished(_Message, frozen=True, tag="weights_published"):
@@ -161,22 +205,44 @@ class WeightsReceived(_Message, frozen=True, tag="weights_received"):
     seconds: float  # from the request to the switch
 
 
+class CheckpointCopied(_Message, frozen=True, tag="checkpoint_copied"):
+    """Every rank holds a copy of what is to be saved: training may go on."""
+
+    step: int
+    seconds: float  # for which the trainer was kept from training
+
+
 class CheckpointSaved(_Message, frozen=True, tag="checkpoint_saved"):
+    """What all ranks had copied is on disk."""
+
     step: int
     folder: str
-    seconds: float
+    seconds: float  # since the request
 
 
 ToExecutor = (
-    Generate | Score | Train | PublishWeights | ReceiveWeights | SaveCheckpoint | Stop | Ping
+    Generate
+    | Score
+    | Refer
+    | Train
+    | SaveReference
+    | LoadReference
+    | PublishWeights
+    | ReceiveWeights
+    | SaveCheckpoint
+    | Stop
+    | Ping
 )
 ToController = (
     Hello
     | Heartbeat
     | Generated
     | Scored
+    | Referred
+    | ReferenceSaved
     | Trained
     | WeightsPublished
     | WeightsReceived
+    | CheckpointCopied
     | CheckpointSaved
 )

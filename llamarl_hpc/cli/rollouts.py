@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamarl_hpc.cli import rollouts_diff, rollouts_files, rollouts_search
+from llamarl_hpc.cli import (
+    rollouts_diff,
+    rollouts_files,
+    rollouts_replay,
+    rollouts_replay_loss,
+    rollouts_search,
+)
 from llamarl_hpc.cli.figures import write_figures
 from llamarl_hpc.errors import LlamarlError
 
@@ -44,6 +50,8 @@ def register(app: typer.Typer) -> None:
     rollouts.command("export")(rollouts_files.export_rollouts)
     rollouts.command("diff")(rollouts_diff.diff)
     rollouts.command("repair")(rollouts_files.repair)
+    rollouts.command("replay")(rollouts_replay.replay)
+    rollouts.command("replay-loss")(rollouts_replay_loss.replay_loss)
     app.add_typer(rollouts, name="rollouts")
 
 

@@ -41,6 +41,9 @@ class Books:
         """Rows of a consumed batch, with what the trainer saw of each token."""
         logprobs_R = split_by_rollout(trained.logprobs, batch)
         mask_R = split_by_rollout(batch.loss_mask, batch)
+        entropy_R = []
+        if trained.entropy is not None:
+            entropy_R = split_by_rollout(trained.entropy, batch)
         start = 0
         for group in groups:
             rows = slice(start, start + len(group.completions))
@@ -57,6 +60,7 @@ class Books:
                     advantage=batch.advantages[rows].tolist(),
                     logprobs_trainer=logprobs_R[rows],
                     loss_mask=mask_R[rows],
+                    entropy=entropy_R[rows],
                 )
             )
             start = rows.stop

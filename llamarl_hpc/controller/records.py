@@ -23,8 +23,9 @@ def record_of(
     advantage: Sequence[float] | None = None,
     logprobs_trainer: Sequence[Array] = (),
     loss_mask: Sequence[Array] = (),
+    entropy: Sequence[Array] = (),
 ) -> GroupRecord:
-    """`advantage`, `logprobs_trainer` and `loss_mask` only for groups that were trained."""
+    """The arguments from `advantage` on are only for groups that were trained."""
     return GroupRecord(
         purpose=purpose,
         group_id=group.ticket,
@@ -43,6 +44,7 @@ def record_of(
         advantage=list(advantage) if advantage is not None else [0.0] * len(group.completions),
         logprobs_trainer=list(logprobs_trainer),
         loss_mask=list(loss_mask),
+        entropy=list(entropy),
         t_issued=group.t_issued,
         t_resolved=time.time(),
     )

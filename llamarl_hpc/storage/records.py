@@ -31,5 +31,8 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     advantage: list[float] = []
     logprobs_trainer: list[Array] = []
     loss_mask: list[Array] = []  # bool [T] each; empty: every token if trained, none otherwise
+    # float32 [T] each, where the loss used them; empty: not stored
+    entropy: list[Array] = []
+    logprobs_reference: list[Array] = []
     t_issued: float  # Unix time, seconds
     t_resolved: float

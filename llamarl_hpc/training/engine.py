@@ -59,6 +59,7 @@ class TrainResult:
     metrics: dict[str, float] = field(default_factory=dict)
     # float32 [N]; nan where a rollout was left out (trainer.skip_zero_advantage)
     logprobs: Array = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    entropy: Array | None = None  # float32 [N], only where the loss has an entropy bonus
 
 
 class TrainerEngine:
@@ -133,6 +134,7 @@ class TrainerEngine:
         """Forward (and backward) of this rank's micro-batches; gradients stay in the engine."""
         sums: LossSums | None = None
         logprobs: list[Tensor] = []
+        entropies: list[Tensor] = []
         self._engine.train(backward)
         for i, micro_batch in enumerate(micro_batches, start=1):
             self._engine.set_gradient_accumulation_boundary(i == len(micro_batches))
@@ -146,11 +148,14 @@ class TrainerEngine:
                 self._engine.backward(loss * self._world.size)
             sums = figures if sums is None else sums + figures
             logprobs.append(logprobs_K.detach()[: len(micro_batch.flat_index)])
+            if self._loss.entropy_coef > 0.0:
+                entropies.append(entropy_K.detach()[: len(micro_batch.flat_index)])
         assert sums is not None, "every rank has at least one micro-batch"
         return _Share(
             sums=LossSums(sums=sums.sums.cpu(), maxima=sums.maxima.cpu()),
             flat_index=np.concatenate([m.flat_index for m in micro_batches]),
             logprobs=torch.cat(logprobs).float().cpu().numpy(),
+            entropy=torch.cat(entropies).float().cpu().numpy() if entropies else None,
             num_tokens=sum(m.num_tokens for m in micro_batches),
             num_padded=sum(m.token_ids.size for m in micro_batches),
             peak_gib=_peak_memory_gib(self._device),
@@ -191,9 +196,12 @@ class TrainerEngine:
         for other in shares[1:]:
             sums = sums + other.sums
         logprobs = np.full(len(batch.completion_ids), np.nan, dtype=np.float32)
+        entropy = None if share.entropy is None else np.full_like(logprobs, np.nan)
         num_computed = sum(len(part.flat_index) for part in shares)
         for part in shares:
             logprobs[part.flat_index] = part.logprobs
+            if entropy is not None:
+                entropy[part.flat_index] = part.entropy
         num_tokens = sum(part.num_tokens for part in shares)
         seconds = time.perf_counter() - start
         metrics = {
@@ -206,7 +214,7 @@ class TrainerEngine:
             "perf/tokens_per_second": num_tokens / seconds,
             "perf/peak_memory_gib": max(part.peak_gib for part in shares),
         }
-        return TrainResult(metrics=metrics, logprobs=logprobs)
+        return TrainResult(metrics=metrics, logprobs=logprobs, entropy=entropy)
 
     # ------------------------------------------------------------------ weights
 
@@ -319,6 +327,7 @@ class _Share:
     sums: LossSums
     flat_index: Array  # int64, into the batch's N
     logprobs: Array  # float32
+    entropy: Array | None  # float32, where the loss needs it
     num_tokens: int
     num_padded: int
     peak_gib: float

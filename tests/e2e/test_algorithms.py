@@ -50,6 +50,13 @@ def test_the_pipeline_equals_the_loop_with_other_algorithms(tmp_path: Path, name
         live.destroy()
     assert answer.code == 0 and answer.err == "", answer.out + answer.err
     assert cli("rollouts", "verify", folder).code == 0
+    replayed = cli("rollouts", "replay-loss", folder, "--json", tmp_path / "loss.json")
+    assert replayed.code == 0, replayed.out + replayed.err
+    again = json.loads((tmp_path / "loss.json").read_text())["steps"]
+    assert [row["step"] for row in again] == [0, 1, 2]
+    assert all(row["difference"] < 1e-5 and row["loss"] != 0.0 for row in again)
+    assert all(row["advantage_difference"] < 1e-6 for row in again)
+    assert all(row["tokens"] == row["tokens_logged"] for row in again)
     done = subprocess.run(
         [sys.executable, str(ORACLE), str(folder / "config.yaml")],
         capture_output=True,

@@ -161,6 +161,8 @@ def problems(block: Block) -> list[str]:
     if found:
         return found
     for column in COLUMNS.values():
+        if column.optional:
+            continue
         rows = block[column.path]
         # Offsets and first_rollout may be one past the end where the run they start is empty.
         if not column.refers or "offset" in column.name or "first" in column.name:

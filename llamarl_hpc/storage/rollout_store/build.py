@@ -137,9 +137,19 @@ def _tokens(records: Sequence[GroupRecord], completions: Sequence[Completion]) -
         "logprob_trainer": trainer,
         "loss_mask": mask,
     }
+    for name, of in (("entropy", "entropy"), ("logprob_reference", "logprobs_reference")):
+        if any(getattr(record, of) for record in records):
+            found[name] = [
+                part for record in records for part in _known(record, getattr(record, of))
+            ]
     flat = {f"tokens/{name}": _joined(f"tokens/{name}", parts) for name, parts in found.items()}
     assert len({len(array) for array in flat.values()}) == 1, "log-probs and tokens differ"
     return flat
+
+
+def _known(record: GroupRecord, arrays: list[Array]) -> list[Array]:
+    """One array per completion, NaN where the record has none."""
+    return arrays or [np.full(len(c.token_ids), np.nan, np.float32) for c in record.completions]
 
 
 def _versions(completions: Sequence[Completion]) -> dict[str, Array]:

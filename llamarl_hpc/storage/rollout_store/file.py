@@ -131,6 +131,18 @@ class RolloutFile:
         """Rows of every table; taken from the file's attribute, which spares opening datasets."""
         return dict(self._rows)
 
+    def has(self, path: str) -> bool:
+        """Whether there is such a column, sound or damaged."""
+        from h5py import h5d
+
+        try:
+            h5d.open(self._id, path.encode())
+        except KeyError:
+            return False
+        except (OSError, RuntimeError):
+            return True
+        return True
+
     def read(self, path: str, start: int = 0, stop: int | None = None) -> Array:
         """Rows start..stop of a column; a column that the file lacks reads as unknown."""
         import h5py

@@ -18,7 +18,7 @@ from llamarl_hpc.types import Array, FinishReason, Purpose, Status
 
 FORMAT = "llamarl_hpc rollouts"
 FORMAT_VERSION = 1  # a reader refuses files with a higher number
-FORMAT_MINOR = 0  # rises when columns are added; older readers ignore them
+FORMAT_MINOR = 1  # rises when columns are added; older readers ignore them
 
 Block = dict[str, Array]
 """Columns by path, `"rollouts/reward"`. Strings are fixed-width bytes (UTF-8)."""
@@ -48,6 +48,7 @@ class Column:
     meaning: str
     unit: str = ""
     refers: str = ""  # the table whose rows it counts; shifted when files are joined
+    optional: bool = False  # only in files of runs that need it; else it reads as unknown
 
     @property
     def table(self) -> str:
@@ -67,9 +68,16 @@ def _columns(table: str, *rows: tuple[str, str, str, str] | tuple[str, str, str,
     for name, dtype, unit, meaning, *refers in rows:
         path = f"{table}/{name}"
         COLUMNS[path] = Column(
-            path=path, dtype=dtype, unit=unit, meaning=meaning, refers=refers[0] if refers else ""
+            path=path,
+            dtype=dtype,
+            unit=unit,
+            meaning=meaning,
+            refers=refers[0] if refers else "",
+            optional=path in _OPTIONAL,
         )
 
+
+_OPTIONAL = {"tokens/entropy", "tokens/logprob_reference"}
 
 COLUMNS: dict[str, Column] = {}
 """Every column of format 1 except `rewards/<name>`, which depend on the run."""
@@ -132,6 +140,8 @@ _columns(
     ("logprob_behaviour", "f4", "nat", "log-probability under the distribution it was drawn from"),
     ("logprob_trainer", "f4", "nat", "the trainer's when it consumed it; NaN if not trained"),
     ("loss_mask", "u1", "", "1 where the loss counts it"),
+    ("entropy", "f4", "nat", "the trainer's; only with `algorithm.entropy_coef`"),
+    ("logprob_reference", "f4", "nat", "the reference policy's; only with `algorithm.beta`"),
 )
 _columns(
     "versions",

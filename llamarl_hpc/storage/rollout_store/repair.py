@@ -141,7 +141,7 @@ def _read_columns(file: RolloutFile, problems: list[str]) -> tuple[Block, dict[s
     rows = file.num_rows()
     block: Block = {}
     bad: dict[str, Array] = {}
-    for path in dict.fromkeys([*COLUMNS, *(f"rewards/{n}" for n in file.reward_names())]):
+    for path in _paths_of(file):
         table = "rollouts" if path.startswith("rewards/") else path.split("/")[0]
         block[path], lost = file.read_what_can_be(path, rows[table])
         if lost.any():
@@ -153,6 +153,12 @@ def _read_columns(file: RolloutFile, problems: list[str]) -> tuple[Block, dict[s
         if column_of(path).dtype.startswith("f"):
             block[path] = np.where(lost, np.nan, block[path]).astype(block[path].dtype)
     return block, bad
+
+
+def _paths_of(file: RolloutFile) -> list[str]:
+    """Columns that the file should have."""
+    wanted = [path for path, column in COLUMNS.items() if not column.optional or file.has(path)]
+    return list(dict.fromkeys([*wanted, *(f"rewards/{name}" for name in file.reward_names())]))
 
 
 def sound_groups(block: Block, bad: dict[str, Array]) -> Array:
