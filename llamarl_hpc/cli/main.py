@@ -13,7 +13,18 @@ from typing import NoReturn
 
 import typer
 
-from llamarl_hpc.cli import bench, evaluate, export, report, rollouts, run, status, submit
+from llamarl_hpc.cli import (
+    bench,
+    cancel,
+    evaluate,
+    export,
+    logs,
+    report,
+    rollouts,
+    run,
+    status,
+    submit,
+)
 from llamarl_hpc.errors import EXIT_USER_ERROR, ConfigError, LlamarlError, StoppedBySignal
 
 # What the user can mend; any other error of the system is a fault of ours and keeps its traceback.
@@ -26,7 +37,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for module in (run, submit, status, rollouts, report, evaluate, export, bench):
+for module in (
+    run,
+    submit,
+    status,
+    logs,
+    cancel,
+    rollouts,
+    report,
+    evaluate,
+    export,
+    bench,
+):
     module.register(app)
 
 

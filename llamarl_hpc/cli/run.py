@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llamarl_hpc.cli.status import RunArgument
+
 if TYPE_CHECKING:
     from llamarl_hpc.launch.local import Prepared
     from llamarl_hpc.run_dir import RunDir
@@ -47,22 +49,34 @@ def run(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: RunArgument,
     overrides: Overrides = None,
     plain: Plain = False,
+    here: Annotated[
+        bool, typer.Option("--here", help="On this machine, also where the run was a Slurm job.")
+    ] = False,
 ) -> None:
-    """Continue a run from its newest valid checkpoint, as the next attempt in the same folder."""
+    """Continue a run from its newest valid checkpoint, as the next attempt in the same folder: as a
+    Slurm job where it was one, else here."""
     from llamarl_hpc.launch.local import changed_config, is_complete, prepare
-    from llamarl_hpc.run_dir import RunDir
+    from llamarl_hpc.manage.find import find_run
+    from llamarl_hpc.manage.resume import (
+        complete_sentence,
+        free_for_here,
+        is_for_slurm,
+        resume_run,
+    )
 
-    folder = RunDir.open(run)
+    folder = find_run(run)
     config = changed_config(folder, overrides or [])
     if is_complete(folder, config):
-        typer.echo(
-            f"the run is complete: {config.trainer.max_steps} steps; to go on, add "
-            "--set trainer.max_steps=NUMBER with a larger one"
-        )
+        typer.echo(complete_sentence(config))
+    elif is_for_slurm(folder) and not here:
+        from llamarl_hpc.cli.submit import announce
+
+        announce(folder, config, resume_run(folder, overrides or []))
     else:
+        free_for_here(folder)
         _attempt(folder, prepare(config), plain)
 
 

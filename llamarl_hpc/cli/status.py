@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from llamarl_hpc.cli.figures import write_figures
@@ -34,6 +33,8 @@ def status(
     ] = None,
 ) -> None:
     """State, queue, step, reward, staleness, time left, and where the time went."""
+    from rich.console import Console
+
     from llamarl_hpc.manage.find import find_run
     from llamarl_hpc.manage.status import read_status
 
@@ -41,7 +42,7 @@ def status(
     while True:
         figures = read_status(folder)
         if watch is not None:
-            click.clear()
+            Console().clear()
         _show(figures)
         if json_file is not None:
             write_figures(json_file, figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,33 +89,35 @@ def _show(config: Config, folder: Path, changes: list[str]) -> None:
 def _submit(
     config: Config, run: RunDir | None, folder: Path, run_dir: Path | None, changes: list[str]
 ) -> RunJob:
-    from llamarl_hpc.launch.local import create_run, is_complete, prepare
-    from llamarl_hpc.launch.request import components_of
+    from llamarl_hpc.launch.local import create_run, prepare
     from llamarl_hpc.launch.submit import check_slurm_here, check_submittable, submit_run
+    from llamarl_hpc.manage.resume import resume_run
 
-    check_slurm_here()
-    check_submittable(config, folder)
-    if run is None:
+    if run is not None:
+        job = resume_run(run, changes)
+    else:
+        check_slurm_here()
+        check_submittable(config, folder)
         prepared = prepare(config, elsewhere=True)
         run = create_run(prepared, run_dir)
         typer.echo("\n".join(prepared.prompts.skipped.sentences()))
-    elif is_complete(run, config):
-        from llamarl_hpc.errors import ConfigError
+        job = submit_run(run, config)
+    announce(run, config, job)
+    return job
 
-        raise ConfigError(
-            f"the run is complete: {config.trainer.max_steps} steps; to go on, add "
-            "--set trainer.max_steps=NUMBER with a larger one"
-        )
-    job = submit_run(run, config, changes)
+
+def announce(run: RunDir, config: Config, job: RunJob) -> None:
+    """Say what was submitted, and what to do with it."""
+    from llamarl_hpc.launch.request import components_of
+
     names = ", ".join(part.name for part in components_of(config))
+    place = shlex.quote(str(run.path))
     typer.echo(f"run folder: {run.path}")
     typer.echo(f"job {job.job_id}: {names}")
-    typer.echo(f"follow:  tail -F {job.paths.stdout}")
-    typer.echo(f"         llamarl-hpc status {run.path}")
-    typer.echo(f"stop:    scancel --batch --signal=USR2 {job.job_id}   (with a checkpoint)")
-    typer.echo(f"         scancel {job.job_id}   (at once)")
-    typer.echo(f"go on:   llamarl-hpc submit {run.path}")
-    return job
+    typer.echo(f"look:    llamarl-hpc status {place}")
+    typer.echo(f"follow:  llamarl-hpc logs {place} --follow")
+    typer.echo(f"stop:    llamarl-hpc cancel {place}   (with a checkpoint; --now: at once)")
+    typer.echo(f"go on:   llamarl-hpc resume {place}")
 
 
 def _wait(job: RunJob) -> None:

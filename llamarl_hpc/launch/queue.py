@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from llamarl_hpc.placement import outside_allocation
 from llamarl_hpc.slurm_text.job_id import JobId, parse_job_id
-from llamarl_hpc.slurm_text.job_record import parse_job_records
+from llamarl_hpc.slurm_text.show_job import parse_job_records
 from llamarl_hpc.slurm_text.job_state import is_final, overall_state, parse_state
 from llamarl_hpc.slurm_text.moment import parse_moment
 

@@ -11,7 +11,7 @@ from llamarl_hpc.errors import RunDirError
 from llamarl_hpc.launch.queue import Run, run_command
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.slurm_text.job_id import parse_job_id
-from llamarl_hpc.slurm_text.job_record import parse_job_records
+from llamarl_hpc.slurm_text.show_job import parse_job_records
 
 _BELOW = ("run.json", "*/run.json", "*/*/run.json", "*/*/*/run.json")  # of the current folder
 

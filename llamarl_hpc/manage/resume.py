@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch.local import changed_config, is_complete
-from llamarl_hpc.manage.jobs import active_jobs, jobs_of
+from llamarl_hpc.manage.jobs import active_jobs, has_slurm, jobs_of
 from llamarl_hpc.manage.status import is_running_here
 from llamarl_hpc.placement import allocation
 from llamarl_hpc.run_dir import RunDir
@@ -19,11 +19,24 @@ if TYPE_CHECKING:
 
 
 def is_for_slurm(run: RunDir) -> bool:
-    """Whether `resume` is to submit a job: the run was one, and we are not in a batch script, nor
-    in a shell of salloc, that is to do the work itself."""
+    """Whether `resume` is to submit a job: the run was one, and we are not where it is to run."""
+    return any(job.is_ours for job in jobs_of(run)) and not _is_in_batch_script()
+
+
+def _is_in_batch_script() -> bool:
+    """Or in a shell of salloc: what holds nodes for job steps."""
     job = allocation(os.environ)
-    was_submitted = any(job.is_ours for job in jobs_of(run))
-    return was_submitted and (job is None or job.in_step)
+    return job is not None and not job.in_step
+
+
+def free_for_here(run: RunDir) -> None:
+    """Before an attempt on this machine: raises ConfigError when the run goes on or a job of it
+    waits. Forgets that the run was cancelled. A batch script does neither: it may be that job."""
+    if _is_in_batch_script():
+        return
+    if has_slurm():  # else the folder may be a copy; a controller that runs holds its lock
+        check_idle(run)
+    run.stop_requested.unlink(missing_ok=True)
 
 
 def check_resumable(run: RunDir, overrides: Sequence[str] = ()) -> Config:

@@ -7,6 +7,7 @@ and becomes a warning. Loads no torch; works on any machine that sees the folder
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from dataclasses import asdict
@@ -18,13 +19,13 @@ import yaml
 
 from analysis.lineage import Attempt, current_events, current_metrics
 from llamarl_hpc.launch import queue
-from llamarl_hpc.launch.request import ROLES
 from llamarl_hpc.manage.jobs import RunningIn, ask_about, has_slurm, newest_job
 from llamarl_hpc.observability.json_lines import read_json_lines
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.slurm_text.job_state import is_waiting
 from llamarl_hpc.slurm_text.pending_reason import explain
 
+_COMPONENT = re.compile(r"^# component (\d+): (.+)$", re.MULTILINE)
 _NUM_STEPS = 10  # the newest ones, of which the median says how long a step takes
 _KILLED = "its process is gone without a word"
 
@@ -48,7 +49,7 @@ def read_status(run: RunDir, *, ask_slurm: bool = True) -> dict[str, Any]:
         "host": last.get("host"),
         "stop_requested": run.stop_requested.exists(),
         "last_sign_s": _last_sign_s(run, last) if state in ("running", "starting") else None,
-        "job": None if job is None else _job(job, view, settings),
+        "job": None if job is None else _job(run, job, view),
         "attempts": [_attempt(entry) for entry in attempts],
         "warnings": warnings,
         **_progress(run, attempts, settings["trainer"]["max_steps"]),
@@ -74,13 +75,14 @@ def _ask(run: RunDir, ask_slurm: bool) -> tuple[RunningIn | None, queue.JobView 
     return job, None, [f"Slurm does not say how the job is: {'; '.join(report.failures)}"]
 
 
-def _job(job: RunningIn, view: queue.JobView | None, settings: dict[str, Any]) -> dict[str, Any]:
+def _job(run: RunDir, job: RunningIn, view: queue.JobView | None) -> dict[str, Any]:
     view = view or queue.JobView()
+    names = _names(run, job) if len(view.states) > 1 else {0: "all executors"}
     waits = bool(view.states) and is_waiting(view.state)
     components: list[dict[str, Any]] = [
         {
             "component": number,
-            "name": _component_name(number, settings),
+            "name": names.get(number, f"component {number}"),
             "state": view.states[number],
             "nodes": view.nodes.get(number, ""),
             "reason": view.reasons.get(number, "") if is_waiting(view.states[number]) else "",
@@ -98,10 +100,13 @@ def _job(job: RunningIn, view: queue.JobView | None, settings: dict[str, Any]) -
     }
 
 
-def _component_name(number: int, settings: dict[str, Any]) -> str:
-    if (settings.get("resources") or {}).get("job") or number >= len(ROLES):
-        return "all executors" if number == 0 else f"component {number}"
-    return ROLES[number]
+def _names(run: RunDir, job: RunningIn) -> dict[int, str]:
+    """What the batch script calls its components."""
+    try:
+        script = (run.path / "slurm" / f"{job.job_id}_submission.sh").read_text()
+    except OSError:  # submitted by hand
+        return {}
+    return {int(number): name for number, name in _COMPONENT.findall(script)}
 
 
 # ------------------------------------------------------------------ state
