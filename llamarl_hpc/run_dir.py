@@ -6,6 +6,7 @@
       rollouts/segment_000000.h5 ...                   append-only (storage/rollout_store.py)
       metrics.jsonl  tensorboard/  trace/              one JSON object per step; spans per executor
       checkpoints/step_000100/{zero/,state.json,COMPLETE}  latest.json
+      reference/step_000100/                           model folders, with reference.update_steps
       report.html  export/
 
 Nothing here imports more than the standard library: `status` on a login node reads run folders.
@@ -45,12 +46,18 @@ class RunDir:
 
     @classmethod
     def create_at(cls, path: Path | str) -> RunDir:
-        """A new run in exactly this folder, which must not hold one yet."""
+        """A new run in exactly this folder, which must not hold one yet, nor anything else but
+        what a start that was cut short, or a batch script's log, may have left."""
         run = cls(Path(path).resolve())
         if run.config.exists():
             raise RunDirError(
                 f"{run.path} already holds a run; continue it with 'llamarl-hpc resume "
                 f"{run.path}' or choose another --run-dir"
+            )
+        if strangers := run._strangers():
+            raise RunDirError(
+                f"{run.path} holds other things ({', '.join(strangers[:3])}); give a new or empty "
+                "folder as --run-dir"
             )
         try:
             for folder in (run.path, run.attempts, run.rollouts, run.trace, run.checkpoints):
@@ -59,6 +66,16 @@ class RunDir:
         except OSError as error:
             raise RunDirError(f"cannot create the run folder {run.path}: {error}") from error
         return run
+
+    def _strangers(self) -> list[str]:
+        if not self.path.is_dir():
+            return []
+        ours = {"attempts", "rollouts", "trace", "checkpoints", "keys", "slurm", self.lock.name}
+        return sorted(
+            p.name
+            for p in self.path.iterdir()
+            if p.name not in ours and p.suffix not in {".out", ".err", ".log"}
+        )
 
     @classmethod
     def open(cls, path: Path | str) -> RunDir:
@@ -136,8 +153,23 @@ class RunDir:
         return self.path / "weights"
 
     @property
+    def reference(self) -> Path:
+        """Model folders of references that were once the policy (`reference.update_steps`)."""
+        return self.path / "reference"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
+
+    @property
+    def background(self) -> Path:
+        """Which process a notebook started to make the next attempt (JSON)."""
+        return self.path / "background.json"
+
+    @property
+    def background_log(self) -> Path:
+        """What that process printed."""
+        return self.path / "background.log"
 
     # ------------------------------------------------------------------ per attempt
 

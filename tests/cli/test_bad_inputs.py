@@ -234,3 +234,11 @@ def test_a_run_in_use_is_left_as_it_is(run: Path) -> None:
 
 def test_a_file_in_the_place_of_the_run_folder_is_told(here: Path) -> None:
     one_sentence(cli("run", "config.yaml", "--run-dir", "sums.jsonl"), "sums.jsonl")
+
+
+def test_a_folder_with_other_things_is_no_run_folder(here: Path) -> None:
+    thesis = here / "thesis" / "chapter.tex"
+    thesis.parent.mkdir()
+    thesis.write_text("dear reader")
+    one_sentence(cli("run", "config.yaml", "--run-dir", "thesis"), "holds other things", "chapter")
+    assert [p.name for p in thesis.parent.iterdir()] == ["chapter.tex"]
