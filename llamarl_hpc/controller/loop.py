@@ -31,6 +31,7 @@ from llamarl_hpc.batching.buffer import (
 from llamarl_hpc.batching.credit import CreditRules
 from llamarl_hpc.channels.base import ControllerEnd
 from llamarl_hpc.channels.messages import (
+    CheckpointCopied,
     CheckpointSaved,
     Generated,
     Hello,
@@ -49,6 +50,7 @@ from llamarl_hpc.controller.books import Books
 from llamarl_hpc.controller.evaluation import HeldOut
 from llamarl_hpc.controller.fleet import Fleet, Member
 from llamarl_hpc.controller.rollouts import RolloutFlow
+from llamarl_hpc.controller.saving import Saving
 from llamarl_hpc.controller.schedule import Replica, Schedule
 from llamarl_hpc.controller.snapshot import take_snapshot
 from llamarl_hpc.controller.state import RunState
@@ -73,8 +75,8 @@ from llamarl_hpc.storage.rollout_store import RolloutWriter
 from llamarl_hpc.weight_sync.segment import remove_stale
 
 log = logging.getLogger(__name__)
-Answer = TypeVar("Answer", Trained, CheckpointSaved)
-_FLUSH_TIMEOUT_S, _CLOSE_TIMEOUT_S = 120.0, 30.0  # for rollouts to get to the disk
+Answer = TypeVar("Answer", Trained, CheckpointCopied)
+_CLOSE_TIMEOUT_S = 30.0  # for rollouts to get to the disk
 _GRACE_S, _GRACE_AT_ONCE_S = 10.0, 1.0  # for executors to leave by themselves
 _QUEUE_DEPTH = 2  # completions at a replica, as a multiple of what it decodes at a time
 
@@ -120,6 +122,14 @@ class Controller:
         self.books = Books(config, attempt, store=parts.writer.append, metrics=parts.metrics)
         self.weights = WeightFlow(config, self.fleet, self.bell, replicas)
         self.weights.is_held = lambda: self.heldout.holds_back(self.state.policy_version)
+        self.saving = Saving(
+            store=parts.checkpoints,
+            writer=parts.writer,
+            metrics=parts.metrics,
+            bell=self.bell,
+            fleet=self.fleet,
+            timeout_s=config.channels.reply_timeout_s,
+        )
         self.started = time.monotonic()
         self.last_metrics: dict[str, float] = {}
         self.phase = "start executors"
@@ -127,6 +137,7 @@ class Controller:
         self._last_checkpoint = state.step if state.resumed else -1
         self._step_end = time.monotonic()
         self._main: asyncio.Task[None] | None = None
+        self._tasks: asyncio.TaskGroup | None = None
 
     def _make_schedule(self, replicas: dict[str, Replica]) -> Schedule:
         rollout = self.config.rollout
@@ -151,6 +162,7 @@ class Controller:
         reason, grace_s = "the run was cut short", _GRACE_S
         try:
             async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
                 beside = [
                     tasks.create_task(task)
                     for task in (
@@ -275,8 +287,7 @@ class Controller:
         now and probably later: raises ConfigError, after a checkpoint."""
         groups = self.flow.take(self.state.step)
         if all(group.failed for group in groups):
-            if self.state.step > max(self._last_checkpoint, 0):
-                await self._checkpoint()
+            await self._last_words()
             raise ConfigError(
                 f"no group of step {self.state.step + 1} could be scored ({groups[0].error}); "
                 "mend the reward function, then continue with 'llamarl-hpc resume'"
@@ -323,6 +334,7 @@ class Controller:
             "time/wait_for_batch": waited_s,
             "time/weight_sync": self.weights.last_seconds,
             "time/weight_sync_blocking": self.weights.last_blocking_seconds,
+            "time/checkpoint_blocking": self.saving.blocked_s(),
             "time/elapsed": self.state.elapsed_s + now - self.started,
             "perf/completion_tokens_per_second": tokens / step_s,
             "idle_ratio/trainer": min(1.0, waited_s / step_s),
@@ -361,29 +373,37 @@ class Controller:
             await self._evaluate_beside()
 
     async def _checkpoint(self) -> None:
-        """Trainer state and controller state of one moment, complete or not at all."""
+        """Trainer state and controller state of one moment, complete or not at all. Returns when
+        the trainer may go on; the rest is up to `self.saving`."""
+        assert self._tasks is not None
         step = self.state.step
         self.phase = "checkpoint"
-        folder = self.parts.checkpoints.begin(step)
+        folder = await self.saving.begin(step)
         with self.parts.tracer.span("checkpoint", step=step):
             try:
-                saved = await self._ask_trainer(
-                    SaveCheckpoint(step=step, folder=str(folder)), CheckpointSaved
-                )
+                await self._ask_trainer(SaveCheckpoint(step=step, folder=folder), CheckpointCopied)
             except BaseException:
-                self.parts.checkpoints.abort(step)
+                self.saving.abort()
                 raise
-            await asyncio.to_thread(self.parts.writer.flush, _FLUSH_TIMEOUT_S)
-            elapsed = self.state.elapsed_s + time.monotonic() - self.started
-            state = self.state.to_checkpoint(self.parts.cursor.state(), elapsed)
-            await asyncio.to_thread(self.parts.checkpoints.commit, step, state)
+        elapsed = self.state.elapsed_s + time.monotonic() - self.started
+        self.saving.complete_beside(
+            self._tasks,
+            self.state.to_checkpoint(self.parts.cursor.state(), elapsed),
+            policy_version=self.state.policy_version,
+        )
         self._last_checkpoint = step
-        log.info("checkpoint of step %d (trainer %.1f s)", step, saved.seconds)
+        if not self.config.trainer.save_in_background:
+            await self.saving.settle()
+
+    async def _last_words(self) -> None:
+        """A checkpoint of the last step, complete on disk."""
+        if self.state.step > max(self._last_checkpoint, 0):
+            await self._checkpoint()
+        await self.saving.settle()
 
     async def _finish(self) -> None:
         """The last checkpoint, and after the last step the last evaluation."""
-        if self.state.step > max(self._last_checkpoint, 0):
-            await self._checkpoint()
+        await self._last_words()
         if self.stop_reason:
             return
         if self.config.evaluation.at_end:
@@ -437,8 +457,10 @@ class Controller:
             self.weights.on_received(executor, message)
         elif isinstance(message, WeightsPublished):
             self.weights.on_published(message)
-        elif isinstance(message, Trained | CheckpointSaved):
+        elif isinstance(message, Trained | CheckpointCopied):
             self._answer = message
+        elif isinstance(message, CheckpointSaved):
+            self.saving.on_saved(message)
         elif isinstance(message, Hello):
             await self._on_hello(executor)
 

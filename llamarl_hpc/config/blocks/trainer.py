@@ -52,6 +52,11 @@ class TrainerConfig(Block):
     save_steps: NonNegativeInt = Field(
         20, description="Checkpoint every so many steps and at the end; 0: only at the end."
     )
+    save_in_background: bool = Field(
+        True,
+        description="The step after a checkpoint waits for a copy in memory only (12 bytes a "
+        "trained parameter, over all ranks); false: until it is on disk.",
+    )
     save_total_limit: PositiveInt = Field(2, description="Complete checkpoints that are kept.")
     eval_steps: NonNegativeInt = Field(
         0, description="Evaluate every so many steps; 0: only at start and end."
