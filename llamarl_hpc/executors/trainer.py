@@ -174,7 +174,9 @@ class TrainerExecutor:
         with self.context.tracer.span("checkpoint", step=command.step):
             self.snapshots.wait()
             snapshot = self.engine.snapshot()
-            self.snapshots.begin(snapshot, Path(command.folder), lambda: self._saved(command, start))
+            self.snapshots.begin(
+                snapshot, Path(command.folder), lambda: self._saved(command, start)
+            )
             if not self.context.config.trainer.save_in_background:
                 self.snapshots.wait()
             self.world.barrier()
