@@ -15,7 +15,14 @@ from llamarl_hpc.storage.rollout_store.layout import ENUMS, column_of
 from llamarl_hpc.types import Array, TrainBatch
 
 _LENGTH = ENUMS["finish_reason"]["length"]
-_TOKENS = ("id", "logprob_behaviour", "loss_mask", "logprob_trainer", "entropy")
+_TOKENS = (
+    "id",
+    "logprob_behaviour",
+    "loss_mask",
+    "logprob_trainer",
+    "entropy",
+    "logprob_reference",
+)
 _SCALARS = (
     "rollout_id",
     "group_id",
@@ -66,6 +73,7 @@ def stored_step(run: Run, step: int) -> StoredStep:
     ids, first, group_index = np.unique(
         rows["group_id"][order], return_index=True, return_inverse=True
     )
+    reference = rows["logprob_reference"][tokens]
     prompts = rows["prompt_ids"][order][first]
     batch = TrainBatch(
         step=step,
@@ -78,6 +86,8 @@ def stored_step(run: Run, step: int) -> StoredStep:
         logprobs=rows["logprob_behaviour"][tokens],
         loss_mask=rows["loss_mask"][tokens].astype(bool),
         advantages=rows["advantage"][order].astype(np.float32),
+        logprobs_reference=None if np.isnan(reference).all() else reference,
+        lags=rows["lag"][tokens],
     )
     assert len(ids) == len(prompts)
     return StoredStep(
@@ -98,6 +108,7 @@ def _parts(run: Run, step: int) -> Iterator[dict[str, Array]]:
         wanted = ragged_rows(starts, columns["completion_length"])
         for name in _TOKENS:
             columns[name] = _within(rows, f"tokens/{name}", wanted)
+        columns["lag"] = _lags(rows)
         columns["prompt_ids"] = _prompts(rows, columns["prompt"])
         yield columns
 
@@ -109,6 +120,17 @@ def _within(rows: FileRows, path: str, wanted: Array) -> Array:
     first = int(wanted.min())
     values: Array = rows.file.read(path, first, int(wanted.max()) + 1)[wanted - first]
     return values
+
+
+def _lags(rows: FileRows) -> Array:
+    """int32 [N]: the policy version that was trained minus the one that sampled the token."""
+    file = rows.file
+    groups = rows.column("rollouts/group")
+    oldest = rows.column("rollouts/version_min")[groups == groups[0]].min()
+    trained = int(file.read("groups/staleness")[groups[0]]) + int(oldest)
+    mine = np.isin(file.read("versions/rollout"), rows.rows)
+    start, end, version = (file.read(f"versions/{n}")[mine] for n in ("start", "end", "version"))
+    return np.repeat(trained - version, end - start).astype(np.int32)
 
 
 def _prompts(rows: FileRows, prompt: Array) -> Array:

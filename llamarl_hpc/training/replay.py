@@ -36,12 +36,16 @@ def replay_loss(batch: TrainBatch, logprobs: Array, entropy: Array, config: Conf
         aggregation=settings.aggregation,
         max_completion_length=config.rollout.max_completion_length,
     )
-    has_bonus = settings.entropy_coef > 0.0
     rollout = np.repeat(np.arange(len(batch.completion_lengths)), batch.completion_lengths)
-    must = rollouts_with_gradient(batch, weights, entropy_bonus=has_bonus)[rollout] & (weights > 0)
-    _check_known("log-prob", logprobs, must, batch.step)
-    if has_bonus:
-        _check_known("entropy", entropy, must, batch.step)
+    everywhere = settings.pulls_everywhere
+    must = rollouts_with_gradient(batch, weights, entropy_bonus=everywhere)[rollout] & (weights > 0)
+    _check_known("trainer's log-prob", logprobs, must, batch.step)
+    if settings.entropy_coef > 0.0:
+        _check_known("trainer's entropy", entropy, must, batch.step)
+    if settings.beta > 0.0:
+        reference = batch.logprobs_reference
+        missing = np.full_like(logprobs, np.nan) if reference is None else reference
+        _check_known("reference's log-prob", missing, must, batch.step)
     computed = np.bincount(rollout, weights=np.isnan(logprobs)) == 0
     sums = None
     for micro_batch in micro_batches_of_rank(
@@ -73,7 +77,7 @@ def _check_known(name: str, values: Array, must: Array, step: int) -> None:
     missing = int((must & np.isnan(values)).sum())
     if missing:
         raise StoreError(
-            f"the store lacks the trainer's {name} of {missing} tokens that the loss of step "
+            f"the store lacks the {name} of {missing} tokens that the loss of step "
             f"{step} counted; it cannot be computed again"
         )
 

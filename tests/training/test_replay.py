@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,16 @@ from llamarl_hpc.types import (
     VersionSpan,
 )
 
-
+TRAINED = 10  # the policy version that the batch is trained at
 LOSSES: list[dict[str, Any]] = [
     {"loss_type": "aipo"},
     {"loss_type": "grpo", "entropy_coef": 0.3},
     {"loss_type": "gspo", "advantage": "group_norm"},
     {"loss_type": "dapo", "mismatch_correction": "truncate", "mismatch_level": "sequence"},
+    {"loss_type": "decoupled_ppo"},
+    {"loss_type": "grpo", "beta": 0.2},
     {"loss_type": "dr_grpo", "delta": 1.5, "mismatch_correction": "mask", "mismatch_max": 1.2},
 ]
-LATER = {"logprobs_reference", "lags"}
 
 
 def batch_with_silent_groups(step: int) -> TrainBatch:
@@ -50,9 +52,7 @@ def batch_with_silent_groups(step: int) -> TrainBatch:
     mask = batch.loss_mask.copy()
     mask[::7] = False
     changes = {"advantages": advantages, "loss_mask": mask}
-    return msgspec.structs.replace(
-        batch, **changes, **dict.fromkeys(LATER & set(batch.__struct_fields__))
-    )
+    return msgspec.structs.replace(batch, **changes)
 
 
 def through_the_store(folder: Path, batch: TrainBatch, result: TrainResult) -> StoredStep:
@@ -66,6 +66,8 @@ def through_the_store(folder: Path, batch: TrainBatch, result: TrainResult) -> S
             "behaviour": batch.logprobs,
             "mask": batch.loss_mask,
             "trainer": result.logprobs,
+            "lags": batch.lags,
+            "reference": batch.logprobs_reference,
             "entropy": result.entropy if result.entropy is not None else result.logprobs,
         }.items()
     }
@@ -82,6 +84,12 @@ def through_the_store(folder: Path, batch: TrainBatch, result: TrainResult) -> S
     return stored_step(opened, batch.step)
 
 
+def spans(versions: Any) -> list[VersionSpan]:
+    """Runs of equal versions."""
+    edges = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
+    return [VersionSpan(a, b, int(versions[a])) for a, b in pairwise(edges)]
+
+
 def record(
     batch: TrainBatch, group: int, ids: Any, members: list[int], parts: Any, has_entropy: bool
 ) -> GroupRecord:
@@ -89,7 +97,7 @@ def record(
         Completion(
             token_ids=parts["ids"][r],
             logprobs=parts["behaviour"][r],
-            versions=[VersionSpan(0, len(parts["ids"][r]), batch.step)],
+            versions=spans(TRAINED - parts["lags"][r]),
             finish_reason=FinishReason.LENGTH if r % 2 else FinishReason.STOP,
             text="",
             t_start=1.0,
@@ -107,13 +115,14 @@ def record(
         status=Status.TRAINED,
         step=batch.step,
         temperature=batch.temperature,
-        staleness=0,
+        staleness=int(max(parts["lags"][r].max() for r in members)),
         completions=completions,
         rewards={"r": rewards},
         reward=rewards,
         advantage=[float(batch.advantages[r]) for r in members],
         logprobs_trainer=[parts["trainer"][r] for r in members],
         loss_mask=[parts["mask"][r] for r in members],
+        logprobs_reference=[parts["reference"][r] for r in members],
         entropy=[parts["entropy"][r] for r in members] if has_entropy else [],
         t_issued=1.0,
         t_resolved=2.0,
@@ -130,7 +139,8 @@ def test_the_loss_of_a_stored_step_is_the_logged_one(
     batch = batch_with_silent_groups(1)
     result = engine.train_step(batch)
     assert (result.entropy is not None) == ("entropy_coef" in algorithm)
-    assert np.isnan(result.logprobs).any() == ("entropy_coef" not in algorithm)
+    pulls = "entropy_coef" in algorithm or "beta" in algorithm
+    assert np.isnan(result.logprobs).any() or pulls
     stored = through_the_store(tmp_path / "run", batch, result)
     for name in TrainBatch.__struct_fields__:
         ours, theirs = getattr(stored.batch, name), getattr(batch, name)
