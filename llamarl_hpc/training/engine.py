@@ -289,19 +289,6 @@ class TrainerEngine:
         _check_parameters(zero_folder, description["parameters"], self._shapes())
         reader = ShardReader(zero_folder, description["ranks"])
         self.policy_version = int(description["policy_version"])
-
-    def _fragments(self) -> list[Fragment]:
-        return zero_state.held_fragments(self._engine, self._parameters, self._world)
-
-    def _shapes(self) -> dict[str, list[int]]:
-        return {name: list(zero.full_shape(p)) for name, p in self._parameters.items()}
-
-    def _description(self) -> dict[str, Any]:
-        return {
-            "ranks": self._world.size,
-            "trainer.zero_stage": self._trainer.zero_stage,
-            "trainer.dtype": self._trainer.dtype,
-            "parameters": self._shapes(),
         zero_state.prepare_moments(self._engine, self.policy_version)
         for fragment in self._fragments():
             state = zero_state.moments(self._engine, fragment)
@@ -315,12 +302,25 @@ class TrainerEngine:
         if states.exists():  # a larger world than the one that saved has none for its last ranks
             set_rng_state(torch.load(states, weights_only=True))
         self._world.barrier()
+
+    def _fragments(self) -> list[Fragment]:
+        return zero_state.held_fragments(self._engine, self._parameters, self._world)
+
+    def _shapes(self) -> dict[str, list[int]]:
+        return {name: list(zero.full_shape(p)) for name, p in self._parameters.items()}
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "policy_version": self.policy_version,
+            "ranks": self._world.size,
+            "trainer.zero_stage": self._trainer.zero_stage,
+            "trainer.dtype": self._trainer.dtype,
+            "parameters": self._shapes(),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-            "format": FORMAT,
-            "policy_version": self.policy_version,
 class _Share:
     """One rank's part of a step, on its way to the leader."""
 

@@ -1,6 +1,8 @@
 """One rank of a trainer under mpiexec; the leader writes what it saw as JSON.
 
 mpiexec -n 2 python mpi_train.py MODEL_FOLDER WORK_FOLDER STAGE-DTYPE...
+
+With STAGE-DTYPE=FOLDER it goes on from the checkpoint in FOLDER instead of from the start.
 """
 
 from __future__ import annotations
@@ -55,13 +57,32 @@ def train(world: World, model_folder: Path, work_folder: Path, stage: int, dtype
         (work_folder / "report.json").write_text(json.dumps(report))
 
 
+def go_on(world: World, model_folder: Path, folder: Path, kind: str, checkpoint: Path) -> None:
+    stage, dtype = kind.split("-")
+    config = tiny_config(zero_stage=int(stage), dtype=dtype, micro_batch_tokens=60)
+    engine = TrainerEngine(config, world, model_folder)
+    engine.load(checkpoint)
+    steps = []
+    for step in range(engine.policy_version, len(NUM_GROUPS)):
+        batch = random_batch(seed=step, step=step, num_groups=NUM_GROUPS[step])
+        steps.append(engine.train_step(batch if world.is_leader else None).metrics)
+    if world.is_leader:
+        folder.mkdir(exist_ok=True)
+        (folder / "resumed.json").write_text(json.dumps({"steps": steps}))
+
+
 def main(model_folder: str, work_folder: str, *kinds: str) -> None:
     torch.set_num_threads(1)
     world = detect()
     init_process_group(world, device="cpu", timeout_s=60.0)
-    for kind in kinds:
+    for text in kinds:
+        kind, _, checkpoint = text.partition("=")
         stage, dtype = kind.split("-")
-        train(world, Path(model_folder), Path(work_folder) / kind, int(stage), dtype)
+        folder = Path(work_folder) / kind
+        if checkpoint:
+            go_on(world, Path(model_folder), folder, kind, Path(checkpoint))
+        else:
+            train(world, Path(model_folder), folder, int(stage), dtype)
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""The same training on one rank and on two real ones under mpiexec."""
+"""The same training on one rank and on real ones under mpiexec, and checkpoints between them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ pytestmark = pytest.mark.mpi
 SCRIPT = Path(__file__).parent / "mpi_train.py"
 
 
-@pytest.fixture(scope="module")
-def work_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks left behind: a folder for each ZeRO stage and dtype."""
-    folder = tmp_path_factory.mktemp("ranks")
+def on_ranks(number: int, model_folder: Path, folder: Path, *kinds: str) -> Path:
+    """Run mpi_train.py; `folder` then holds a folder for each ZeRO stage and dtype."""
     as_root = os.geteuid() == 0
     env = step_environment(tiny_config(), "trainer", base=os.environ, as_root=as_root)
     trap = folder / "hostname"  # what DeepSpeed's own discovery would call
@@ -36,18 +34,45 @@ def work_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     env |= {"PATH": f"{folder}:{env['PATH']}", "PYTHONPATH": str(SCRIPT.parents[2])}
     finished = subprocess.run(
         [
-            *MpiExec.find().argv(2, as_root=as_root),
+            *MpiExec.find().argv(number, as_root=as_root),
             *[sys.executable, str(SCRIPT), str(model_folder), str(folder)],
-            *["1-fp32", "3-fp32", "2-bf16"],
+            *kinds,
         ],
         env=env,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
     )
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-5000:]
     assert not (folder / "discovered").exists()
     return folder
+
+
+@pytest.fixture(scope="module")
+def two_ranks(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    kinds = ["0-fp32", "1-fp32", "2-fp32", "3-fp32", "2-bf16"]
+    return on_ranks(2, model_folder, folder, *kinds)
+
+
+@pytest.fixture(scope="module")
+def one_rank(world: World, model_folder: Path) -> list[Any]:
+    return train_alone(world, model_folder, 0, len(NUM_GROUPS))[1]
+
+
+@pytest.fixture(scope="module")
+def four_ranks(
+    world: World, model_folder: Path, two_ranks: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Trained from the start at stages 1 and 3; and, at stage 3, from step 3 of a run that two
+    ranks began at stage 2 and one continued at stage 0."""
+    folder = tmp_path_factory.mktemp("more-ranks")
+    engine, _ = train_alone(world, model_folder, 0, 0)
+    engine.load(two_ranks / "2-fp32")
+    assert engine.policy_version == 2
+    engine.train_step(random_batch(seed=2, step=2, num_groups=NUM_GROUPS[2]))
+    engine.save(folder)
+    return on_ranks(4, model_folder, folder, "1-fp32", "3-fp32", f"3-fp32={folder}")
 
 
 def train_alone(
@@ -62,12 +87,7 @@ def train_alone(
     return engine, results
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_two_ranks_train_like_one(
-    world: World, model_folder: Path, work_folder: Path, stage: int
-) -> None:
-    report = json.loads((work_folder / f"{stage}-fp32" / "report.json").read_text())
-    _, results = train_alone(world, model_folder, stage, len(NUM_GROUPS))
+def assert_like_one(report: dict[str, Any], results: list[Any]) -> None:
     for step, result in enumerate(results):
         theirs = report["steps"][step]
         assert theirs["loss"] == pytest.approx(result.metrics["loss"], rel=1e-6, abs=1e-6)
@@ -78,17 +98,47 @@ def test_two_ranks_train_like_one(
         assert report["logprobs"][step] == pytest.approx(result.logprobs.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["1-fp32", "3-fp32", "2-bf16"])
-def test_two_ranks_resume_bit_for_bit(work_folder: Path, kind: str) -> None:
-    report = json.loads((work_folder / kind / "report.json").read_text())
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_two_ranks_train_like_one(one_rank: list[Any], two_ranks: Path, stage: int) -> None:
+    report = json.loads((two_ranks / f"{stage}-fp32" / "report.json").read_text())
+    assert_like_one(report, one_rank)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_four_ranks_train_like_one(one_rank: list[Any], four_ranks: Path, stage: int) -> None:
+    report = json.loads((four_ranks / f"{stage}-fp32" / "report.json").read_text())
+    assert_like_one(report, one_rank)
+    assert report["resumed_loss"] == report["steps"][2]["loss"]
+
+
+@pytest.mark.slow
+def test_four_ranks_train_like_one_at_every_stage(
+    one_rank: list[Any], model_folder: Path, tmp_path: Path
+) -> None:
+    on_ranks(4, model_folder, tmp_path, "0-fp32", "1-fp32", "2-fp32", "3-fp32")
+    for stage in range(4):
+        report = json.loads((tmp_path / f"{stage}-fp32" / "report.json").read_text())
+        assert_like_one(report, one_rank)
+
+
+def test_a_run_goes_on_over_two_ranks_one_and_four(one_rank: list[Any], four_ranks: Path) -> None:
+    (last,) = json.loads((four_ranks / "3-fp32" / "resumed.json").read_text())["steps"]
+    undisturbed = one_rank[3].metrics
+    assert last["loss"] == pytest.approx(undisturbed["loss"], rel=1e-6, abs=1e-6)
+    assert last["grad_norm"] == pytest.approx(undisturbed["grad_norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["0-fp32", "1-fp32", "2-fp32", "3-fp32", "2-bf16"])
+def test_two_ranks_resume_bit_for_bit(two_ranks: Path, kind: str) -> None:
+    report = json.loads((two_ranks / kind / "report.json").read_text())
     assert report["resumed_loss"] == report["steps"][2]["loss"]
 
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_checkpoint_of_two_ranks_is_exported_whole_and_continued_on_one(
-    world: World, model_folder: Path, work_folder: Path, stage: int
+    world: World, model_folder: Path, two_ranks: Path, stage: int
 ) -> None:
-    folder = work_folder / f"{stage}-fp32"
+    folder = two_ranks / f"{stage}-fp32"
     engine, results = train_alone(world, model_folder, stage, 3)
     exported = dict(checkpoint_tensors(folder, model_folder))
     alone, _ = train_alone(world, model_folder, 0, 0)
