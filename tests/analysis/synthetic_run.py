@@ -65,6 +65,7 @@ def begin_run(path: Path, plan: Plan) -> RunDir:
     config["rollout"]["prompts_per_step"] = plan.prompts_per_step
     config["algorithm"]["max_staleness"] = plan.max_staleness
     config["trainer"]["max_steps"] = plan.num_steps
+    config["data"]["path"] = "/data/train.jsonl"
     run.config.write_text(yaml.safe_dump(config))
     write_json(
         run.run_json,
