@@ -17,6 +17,10 @@ class LlamarlError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in a notebook: as on the command line, the sentence alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(LlamarlError, ValueError):
     """Something the user can fix: a key, a path, a combination, a data row."""
@@ -76,3 +80,15 @@ class StoppedBySignal(LlamarlError, RuntimeError):
     """The run was asked to stop (Ctrl-C, SIGTERM, time limit) and did so after a checkpoint."""
 
     exit_code = EXIT_STOPPED
+
+
+class Continued(StoppedBySignal):
+    """The attempt is over, and Slurm will start the next one by itself."""
+
+    exit_code = EXIT_OK
+
+
+class NoProgress(LlamarlError, RuntimeError):
+    """Attempt after attempt ended without getting further: the run is not continued any more."""
+
+    exit_code = EXIT_EXECUTOR_FAILED

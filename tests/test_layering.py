@@ -1,7 +1,7 @@
 """The rules that keep the parts apart, read from the source: who may import whom and what.
 
-    vocabulary < stages and leaves < executors < controller < launch < manage < cli;  analysis
-    reads run folders and is shown by manage and cli
+    vocabulary < stages and leaves < executors < controller < launch < manage < cli, notebook;
+    analysis reads run folders and is shown by manage, cli and notebook
 
 A failure here is a question of design: change the code, or change docs/architecture.md and the
 tables below with it.
@@ -32,12 +32,12 @@ LAYERS = [
     {"controller"},
     {"launch"},
     {"manage"},
-    {"cli"},
+    {"cli", "notebook"},
 ]
 # the few imports that are allowed between parts of one layer
 BESIDE = {("generation", "models"), ("training", "models"), ("training", "batching")}
 BESIDE |= {("training", "storage")}
-SHOW_ANALYSIS = {"cli", "manage"}
+SHOW_ANALYSIS = {"cli", "manage", "notebook"}
 ANALYSIS_READS = VOCABULARY | {"storage", "observability"}
 
 # one door per heavy dependency: a module, or a folder (with a dot at the end)
@@ -54,14 +54,16 @@ DOORS = {
     "omegaconf": ["llamarl_hpc.config.load"],
     "gguf": ["llamarl_hpc.models.gguf"],
     "typer": ["llamarl_hpc.cli."],
-    "pandas": ["analysis."],
+    "pandas": ["analysis.", "llamarl_hpc.notebook.run"],  # which names its types only
     "matplotlib": ["analysis."],
+    "IPython": ["llamarl_hpc.notebook.views"],
     "tensorboard": ["llamarl_hpc.observability.tensorboard"],
 }
 
 # what a login node and the controller load: no torch
 TORCH_FREE = ("config", "prompts", "rewards", "batching", "channels", "storage", "observability")
-TORCH_FREE += ("controller", "cli", "errors", "types", "run_dir", "placement", "slurm_text")
+TORCH_FREE += ("controller", "manage", "cli", "notebook")
+TORCH_FREE += ("errors", "types", "run_dir", "placement", "slurm_text")
 
 
 @cache
