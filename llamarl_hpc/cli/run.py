@@ -72,7 +72,7 @@ def resume(
     if is_complete(folder, config):
         typer.echo(complete_sentence(config))
     elif is_for_slurm(folder) and not here:
-        from llamarl_hpc.cli.submit import announce
+        from llamarl_hpc.cli.announce import announce
 
         announce(folder, config, resume_run(folder, overrides or []))
     else:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llamarl_hpc.cli.announce import announce
 from llamarl_hpc.cli.run import Overrides
 
 if TYPE_CHECKING:
     from llamarl_hpc.config.schema import Config
-    from llamarl_hpc.launch.submit import RunJob
+    from llamarl_hpc.launch.run_job import RunJob
     from llamarl_hpc.run_dir import RunDir
 
 
@@ -104,20 +104,6 @@ def _submit(
         job = submit_run(run, config)
     announce(run, config, job)
     return job
-
-
-def announce(run: RunDir, config: Config, job: RunJob) -> None:
-    """Say what was submitted, and what to do with it."""
-    from llamarl_hpc.launch.request import components_of
-
-    names = ", ".join(part.name for part in components_of(config))
-    place = shlex.quote(str(run.path))
-    typer.echo(f"run folder: {run.path}")
-    typer.echo(f"job {job.job_id}: {names}")
-    typer.echo(f"look:    llamarl-hpc status {place}")
-    typer.echo(f"follow:  llamarl-hpc logs {place} --follow")
-    typer.echo(f"stop:    llamarl-hpc cancel {place}   (with a checkpoint; --now: at once)")
-    typer.echo(f"go on:   llamarl-hpc resume {place}")
 
 
 def _wait(job: RunJob) -> None:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from llamarl_hpc.placement import outside_allocation
 from llamarl_hpc.slurm_text.job_id import JobId, parse_job_id
-from llamarl_hpc.slurm_text.show_job import parse_job_records
 from llamarl_hpc.slurm_text.job_state import is_final, overall_state, parse_state
 from llamarl_hpc.slurm_text.moment import parse_moment
+from llamarl_hpc.slurm_text.show_job import parse_job_records
 
 TIMEOUT_S = 60.0
 _SQUEUE = ("squeue", "--noheader", "--all", "--states=all", "--format=%i|%T|%N|%r|%S|%e")

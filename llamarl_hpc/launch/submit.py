@@ -19,9 +19,10 @@ from typing import Any
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch.request import components_of
+from llamarl_hpc.launch.run_job import RunJob
 from llamarl_hpc.launch.script import BatchScript, job_name, render
 from llamarl_hpc.launch.site import check_limits
-from llamarl_hpc.launch.slurm import HetSlurmExecutor, HetSlurmJob, het_script
+from llamarl_hpc.launch.slurm import HetSlurmExecutor, het_script
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
 
@@ -49,48 +50,6 @@ _BY_HAND_SETUP = (
     'if [ -e "$run/config.yaml" ]; then set -- resume "$run"',
     'else set -- run "$config" --run-dir "$run"; fi',
 )
-
-
-class RunJob(HetSlurmJob[dict[str, Any]]):
-    """The job of a run. Its folder is RUN/slurm; its result is the attempt's entry in run.json."""
-
-    @property
-    def run(self) -> RunDir:
-        return RunDir(Path(self.paths.folder).parent)
-
-    def attempt(self) -> dict[str, Any] | None:
-        """The newest attempt that this job made; None before its controller has begun."""
-        made = [a for a in self.run.read_info().get("attempts", []) if self._made(a)]
-        return made[-1] if made else None
-
-    def _made(self, attempt: dict[str, Any]) -> bool:
-        return bool(attempt.get("job_id") == self.job_id)
-
-    def _has_result(self) -> bool:
-        attempt = self.attempt()
-        return attempt is not None and attempt["outcome"] != "running"
-
-    def done(self, force_check: bool = False) -> bool:
-        """Whether the run says so, or Slurm."""
-        mode = "force" if force_check else "standard"
-        return self._has_result() or bool(self.watcher.is_done(self.job_id, mode=mode))
-
-    def _get_outcome_and_result(self) -> tuple[str, Any]:
-        deadline = time.monotonic() + self._results_timeout_s
-        while not self._has_result() and time.monotonic() < deadline:
-            time.sleep(1.0)
-        attempt = self.attempt()
-        if attempt is None or not self._has_result():
-            return "error", self._died()
-        if attempt["outcome"] == "done":
-            return "success", attempt
-        return "error", f"{attempt['outcome']}: {attempt['reason']}"
-
-    def _died(self) -> str:
-        """What is known of a controller that could not say how it ended."""
-        why = self.watcher.why_lost(self.job_id) or f"the job ended as {self.state}"
-        words = (self.stderr() or self.stdout() or "").splitlines()[-20:]
-        return "\n".join([f"{why} and the run does not say how", *words])
 
 
 # ------------------------------------------------------------------ scripts

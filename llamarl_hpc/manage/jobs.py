@@ -34,7 +34,7 @@ def jobs_of(run: RunDir) -> list[RunningIn]:
         found[name] = RunningIn(job_id=name, submitted=script.stat().st_mtime)
     for attempt in info.get("attempts", []):
         if name := attempt.get("job_id"):
-            began = float(attempt["started"])
+            began = float(attempt.get("started", 0.0))
             found.setdefault(name, RunningIn(job_id=name, submitted=began, is_ours=False))
     for entry in info.get("jobs", []):
         found[entry["id"]] = RunningIn(
@@ -52,7 +52,7 @@ def newest_job(run: RunDir) -> RunningIn | None:
     if not jobs:
         return None
     is_local = bool(attempts) and not attempts[-1].get("job_id")
-    return None if is_local and attempts[-1]["started"] > jobs[-1].submitted else jobs[-1]
+    return None if is_local and attempts[-1].get("started", 0.0) > jobs[-1].submitted else jobs[-1]
 
 
 def ask_about(jobs: list[RunningIn]) -> queue.Report:

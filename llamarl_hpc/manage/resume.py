@@ -15,7 +15,7 @@ from llamarl_hpc.run_dir import RunDir
 
 if TYPE_CHECKING:
     from llamarl_hpc.config.schema import Config
-    from llamarl_hpc.launch.submit import RunJob
+    from llamarl_hpc.launch.run_job import RunJob
 
 
 def is_for_slurm(run: RunDir) -> bool:

@@ -283,6 +283,9 @@ def test_submit_makes_the_run_folder_and_continues_it_the_next_time(
     script = (folder / "slurm" / "700_submission.sh").read_text()
     assert script == run_script(load_config(folder / "config.yaml"), folder)
     slurm.answer("sbatch", (0, "701\n", ""))
+    early = cli("submit", folder, "--set", "trainer.max_steps=9")
+    assert early.code == 2 and "job 700 of this run is PENDING" in early.err
+    slurm.answer("squeue", (0, "700+0|CANCELLED||None\n", ""))
     again = cli("submit", folder, "--set", "trainer.max_steps=9")
     assert again.code == 0, again.err
     last = (folder / "slurm" / "701_submission.sh").read_text().splitlines()[-1]
