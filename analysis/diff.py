@@ -19,7 +19,7 @@ def diff_runs(a: Run, b: Run) -> dict[str, Any]:
     """Figures ready for JSON; pairs are [of a, of b], None where a run has none."""
     return {
         "runs": [str(a.dir.path), str(b.dir.path)],
-        "config": _config(a.config, b.config),
+        "config": config_differences(a.config, b.config),
         "outcome": _outcome(a, b),
         "evaluations": _evaluations(a, b),
         "steps": compare_steps(a, b),
@@ -27,7 +27,8 @@ def diff_runs(a: Run, b: Run) -> dict[str, Any]:
     }
 
 
-def _config(a: dict[str, Any], b: dict[str, Any]) -> dict[str, list[Any]]:
+def config_differences(a: dict[str, Any], b: dict[str, Any]) -> dict[str, list[Any]]:
+    """Dotted keys whose values differ, with both values."""
     left, right = dict(_leaves(a)), dict(_leaves(b))
     keys = [*left, *(key for key in right if key not in left)]
     return {k: [left.get(k), right.get(k)] for k in keys if left.get(k) != right.get(k)}
