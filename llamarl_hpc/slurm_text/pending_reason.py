@@ -37,7 +37,7 @@ _WORDS = {
 }
 _LIMIT = re.compile(
     r"(?:(?P<whose>QOS|Assoc|Association))?(?P<kind>Max|Grp|Min)(?P<what>[A-Za-z]*?)"
-    r"(?P<per>Per(?:User|Account|Job|Node))?(?:Limit)?"
+    r"(?P<per>Per(?:User|Account|Job|Node)?)?(?:Limit)?"
 )
 _WHOSE = {"QOS": "QoS", "Assoc": "account", "Association": "account"}
 _PER = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from llamarl_hpc.slurm_text.job_id import JobId, parse_job_id
 
@@ -28,7 +29,7 @@ def parse_job_records(text: str) -> Iterator[tuple[JobId, dict[str, str]]]:
 
 def _words(line: str) -> Iterator[tuple[str, str]]:
     keys = list(_KEY.finditer(line))
-    for key, following in zip(keys, [*keys[1:], None], strict=True):
+    for key, following in zip_longest(keys, keys[1:]):
         if key[1] in _TEXTS:
             yield key[1], line[key.end() :].strip()
             return
