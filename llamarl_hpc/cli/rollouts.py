@@ -14,6 +14,7 @@ from llamarl_hpc.cli import (
     rollouts_replay,
     rollouts_replay_loss,
     rollouts_search,
+    rollouts_watch,
 )
 from llamarl_hpc.cli.figures import write_figures
 from llamarl_hpc.errors import LlamarlError
@@ -46,6 +47,7 @@ def register(app: typer.Typer) -> None:
     rollouts.command("show")(show)
     rollouts.command("stats")(stats)
     rollouts.command("verify")(verify)
+    rollouts.command("watch")(rollouts_watch.watch)
     rollouts.command("grep")(rollouts_search.grep)
     rollouts.command("export")(rollouts_files.export_rollouts)
     rollouts.command("diff")(rollouts_diff.diff)
@@ -63,7 +65,7 @@ def show(
     ] = None,
     purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
     group: Annotated[int | None, typer.Option(help="Only the group with this number.")] = None,
-    rollout: Annotated[int | None, typer.Option(help="Only the rollout with this id.")] = None,
+    rollout: Annotated[list[int] | None, typer.Option(help="Only rollouts with these ids.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many, the newest.")] = 10,
     all_attempts: Annotated[
         bool, typer.Option("--all", help="Also what a resume has thrown away.")
@@ -76,8 +78,8 @@ def show(
     from analysis.tokens import load_tokenizer
 
     opened = Run.open(run)
-    if rollout is not None:
-        rows = [_find(opened, rollout)]
+    if rollout:
+        rows = [_find(opened, number) for number in rollout]
     else:
         mask = opened.group_mask(
             lineage="all" if all_attempts else "current",
