@@ -33,6 +33,7 @@ def main(model_folder: str, report: str) -> None:
     if world.is_leader:
         Path(report).write_text(json.dumps(metrics))
     dist.destroy_process_group()
+    world.leave()
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ def main(model_folder: str, work_folder: str, *kinds: str) -> None:
         else:
             train(world, Path(model_folder), folder, int(stage), dtype)
     dist.destroy_process_group()
+    world.leave()
 
 
 if __name__ == "__main__":
