@@ -18,6 +18,7 @@ from llamarl_hpc.manage.status import read_status
 from llamarl_hpc.run_dir import RunDir
 
 _POLL_S = 0.3
+_SUMMARY_S = 1.0  # after the end of a run: it may still print how it was
 _ASK_S = 20.0  # between questions whether a run that is silent goes on
 _BLOCK = 1 << 16
 _LOG = re.compile(r"(?P<executor>.+)\.(?P<rank>\d+|launch)\.log")
@@ -32,8 +33,8 @@ class _File:
     position: int = 0
     rest: bytes = field(default=b"", repr=False)
 
-    def tail(self, lines: int) -> list[str]:
-        """The last whole lines; reading goes on behind them."""
+    def tail(self, lines: int, *, torn: bool) -> list[str]:
+        """The last lines, with one that has no end yet if `torn`; reading goes on behind them."""
         with self.path.open("rb") as file:
             end = start = file.seek(0, 2)
             data = b""
@@ -44,7 +45,8 @@ class _File:
                 data = file.read(size) + data
         whole, _, self.rest = data.rpartition(b"\n")
         self.position = end
-        found = whole.split(b"\n") if whole else []
+        found = whole.split(b"\n") if b"\n" in data else []
+        found += [self.rest] if torn and self.rest else []
         return [line.decode(errors="replace") for line in found[len(found) - lines :]]
 
     def new(self) -> list[str]:
@@ -88,26 +90,23 @@ def _lines(
     follow: bool,
 ) -> Iterator[str]:
     files: dict[Path, _File] = {}
-    asked = time.monotonic()
-    is_first = True
+    asked, is_first, is_last = time.monotonic(), True, not follow
     while True:
         heard = False
-        for file in _files(run, executor, attempt, rank):
+        chosen = _files(run, executor, attempt, rank)
+        for file in chosen:
             known = files.setdefault(file.path, file)
-            found = known.tail(lines) if is_first else known.new()
+            found = known.tail(lines, torn=not follow) if is_first else known.new()
             heard = heard or bool(found)
-            several = len(files) > 1
-            yield from (f"{known.name} | {line}" if several else line for line in found)
-        if not follow:
+            yield from (f"{known.name} | {line}" if len(chosen) > 1 else line for line in found)
+        if is_last:
             return
         is_first = False
-        if heard:
+        waited = time.monotonic() - asked > _ASK_S
+        is_last = not heard and _has_ended(run, attempt, ask=waited)
+        if heard or waited:
             asked = time.monotonic()
-        elif _has_ended(run, attempt, ask=time.monotonic() - asked > _ASK_S):
-            return
-        elif time.monotonic() - asked > _ASK_S:
-            asked = time.monotonic()
-        time.sleep(_POLL_S)
+        time.sleep(_SUMMARY_S if is_last else _POLL_S)
 
 
 def _has_ended(run: RunDir, attempt: int | None, *, ask: bool) -> bool:
