@@ -180,6 +180,22 @@ def detect() -> World:
     )
 
 
+def mpi_library() -> str:
+    """First line of what the MPI behind mpi4py calls itself. MPI is loaded, not started."""
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    return " ".join(MPI.Get_library_version().splitlines()[0].split())
+
+
+def step_rank(environ: Mapping[str, str]) -> int:
+    """Rank of this process by its launcher, for when MPI cannot tell; 0 without one."""
+    names = ("SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+    return next((int(environ[name]) for name in names if name in environ), 0)
+
+
 def _unname_shared_memory() -> None:
     """MPICH's file in /dev/shm stays behind when a rank is killed. By now every rank of the node
     has it mapped, and it is not opened again; without its name it goes with the last of them."""
@@ -234,6 +250,12 @@ def _node_set(environ: Mapping[str, str], suffix: str) -> NodeSet:
     nodes = expand_nodes(environ[f"SLURM_JOB_NODELIST{suffix}"])
     cpus = expand_counts(environ.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}", f"1(x{len(nodes)})"))
     return NodeSet(nodes=nodes, cpus=cpus)
+
+
+def restart_count(environ: Mapping[str, str]) -> int:
+    """How often Slurm has started the batch script of the job around us again."""
+    text = environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdigit() else 0
 
 
 # What srun needs to find its job; everything else that Slurm put into the environment would be

@@ -64,6 +64,10 @@ class ExecutorEnd(Protocol):
         """What the heartbeats say the main thread is doing: "decode", "train step 12", ..."""
 
     @property
+    def signal_fd(self) -> int:
+        """For `signal.set_wakeup_fd`: the heartbeats name the last signal, the next one at once."""
+
+    @property
     def controller_silent_s(self) -> float:
         """Seconds since anything was heard from the controller."""
 

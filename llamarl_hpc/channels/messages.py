@@ -138,6 +138,7 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
 
     sequence: int
     activity: str = ""  # what the main loop is in: "decode", "train step 12", "idle", ...
+    signal: str = ""  # "SIGTERM": a rank got it since the last heartbeat, and goes on
 
 
 class Generated(_Message, frozen=True, tag="generated"):

@@ -6,6 +6,7 @@ import logging
 
 from llamarl_hpc.channels.zmq import ControllerChannel
 from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.ending import JobAround
 from llamarl_hpc.controller.loop import Controller, Parts
 from llamarl_hpc.controller.state import RunState
 from llamarl_hpc.controller.supervisor import Launcher, Supervisor
@@ -29,10 +30,11 @@ def assemble(
     prompts: PromptSets,
     launcher: Launcher,
     one_host: bool,
+    job: JobAround | None,
     force_plain: bool,
 ) -> Controller:
     """Called inside the running loop. Continues from the newest valid checkpoint, if any.
-    `one_host`: every executor runs beside the controller.
+    `one_host`: every executor runs beside the controller. `job`: the Slurm job around us.
 
     Raises ConfigError when the checkpoint was made with another data set.
     """
@@ -68,5 +70,7 @@ def assemble(
         metrics=MetricsLog(run, config.logging, attempt=attempt),
         progress=progress,
         tracer=Tracer(run.trace_file(attempt, "controller"), "controller"),
+        job=job,
+        stop_file=run.stop_requested,
     )
     return Controller(config, attempt, parts, state)

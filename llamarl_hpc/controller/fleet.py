@@ -13,7 +13,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from llamarl_hpc.channels.base import ControllerEnd
@@ -49,8 +49,13 @@ class Member:
     report_by: float = math.inf  # monotonic: when it must have said hello, if it starts again
 
 
+async def _never() -> bool:
+    return False
+
+
 class Fleet:
-    """`on_lost` tells the controller that a member went away, before it is started again."""
+    """`on_lost` tells the controller that a member went away, before it is started again, and
+    `is_ending` whether that has any use; `on_signal` that a rank was signalled."""
 
     def __init__(
         self, config: Config, channel: ControllerEnd, supervisor: Supervisor, bell: Bell
@@ -58,6 +63,8 @@ class Fleet:
         self.config, self.channel, self.supervisor, self.bell = config, channel, supervisor, bell
         self.members = {name: Member(name) for name in executor_names(config)}
         self.on_lost: Callable[[Member, str], None] = lambda member, reason: None
+        self.on_signal: Callable[[str, str], None] = lambda executor, signal: None
+        self.is_ending: Callable[[], Awaitable[bool]] = _never
 
     async def start(self, is_stopped: Callable[[], bool]) -> None:
         """Start every executor and wait for all hellos, or name those that are missing."""
@@ -94,6 +101,8 @@ class Fleet:
             return True
         if isinstance(message, Heartbeat):
             member.activity = message.activity
+            if message.signal:
+                self.on_signal(executor, message.signal)
             return True
         if isinstance(message, Hello):
             member.ready, member.host, member.pids = True, message.host, message.pids
@@ -118,7 +127,10 @@ class Fleet:
         member.ready, member.activity = False, "starting again"
         self.channel.forget(member.name)
         self.on_lost(member, reason)
-        if member.restarts >= self.config.launch.max_restarts:
+        if await self.is_ending():
+            log.warning("%s; the attempt is about to end", reason)
+            member.lost, member.activity = True, "lost"
+        elif member.restarts >= self.config.launch.max_restarts:
             self._give_up(member, error, reason)
         else:
             member.restarts += 1

@@ -22,6 +22,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from llamarl_hpc.batching.buffer import (
@@ -47,6 +48,8 @@ from llamarl_hpc.channels.messages import (
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
 from llamarl_hpc.controller.books import Books
+from llamarl_hpc.controller.deadline import Deadline
+from llamarl_hpc.controller.ending import TIME_LIMIT, Ending, JobAround
 from llamarl_hpc.controller.evaluation import HeldOut
 from llamarl_hpc.controller.fleet import Fleet, Member
 from llamarl_hpc.controller.rollouts import RolloutFlow
@@ -78,6 +81,9 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", Trained, CheckpointCopied)
 _CLOSE_TIMEOUT_S = 30.0  # for rollouts to get to the disk
 _GRACE_S, _GRACE_AT_ONCE_S = 10.0, 1.0  # for executors to leave by themselves
+_WAITING = "wait for a batch"  # phase
+_SLURMS = ("SIGTERM", "SIGUSR2")  # what Slurm sends, and may give the reason of
+_SIGNALS = (*_SLURMS, "SIGINT", "SIGHUP")
 _QUEUE_DEPTH = 2  # completions at a replica, as a multiple of what it decodes at a time
 
 
@@ -94,6 +100,8 @@ class Parts:
     metrics: MetricsLog
     progress: Progress
     tracer: Tracer
+    job: JobAround | None
+    stop_file: Path
 
 
 class Controller:
@@ -130,6 +138,18 @@ class Controller:
             fleet=self.fleet,
             timeout_s=config.channels.reply_timeout_s,
         )
+        self.deadline = Deadline(config.launch.stop_margin_s)
+        self.ending = Ending(
+            self.deadline,
+            job=parts.job,
+            stop_file=parts.stop_file,
+            stop=self.request_stop,
+            leave=self.leave_now,
+            is_saving=lambda: self.saving.is_busy,
+            is_waiting=lambda: self.phase == _WAITING,
+        )
+        self.fleet.on_signal = self.ending.on_executor_signal
+        self.fleet.is_ending = self._is_ending
         self.started = time.monotonic()
         self.last_metrics: dict[str, float] = {}
         self.phase = "start executors"
@@ -171,6 +191,7 @@ class Controller:
                         self.fleet.watch_heartbeats(),
                         self._watch_replies(),
                         self._show(),
+                        self.ending.watch(),
                     )
                 ]
                 await self._train()
@@ -178,7 +199,7 @@ class Controller:
                     task.cancel()
             reason = self.stop_reason or "the run is complete"
         except BaseExceptionGroup as group:
-            error = _first_cause(group)
+            error = await self._explained(_first_cause(group))
             reason = str(error).splitlines()[0]
             raise error from group
         except asyncio.CancelledError:
@@ -190,9 +211,9 @@ class Controller:
         if unwritten is not None:
             raise unwritten
         if self.stop_reason:
-            kept = (
-                "with a checkpoint" if self._last_checkpoint == self.state.step else "at the start"
-            )
+            kept = "without a new checkpoint" if self.state.step else "at the start"
+            if self._last_checkpoint == self.state.step:
+                kept = "with a checkpoint"
             raise StoppedBySignal(
                 f"stopped by {self.stop_reason} after step {self.state.step} of "
                 f"{self.config.trainer.max_steps}, {kept}"
@@ -231,13 +252,36 @@ class Controller:
             loop.add_signal_handler(number, self.request_stop, signal.Signals(number).name)
 
     def request_stop(self, reason: str) -> None:
-        """Stop after the current optimizer step; asked twice by Ctrl-C: stop at once."""
+        """Stop after the current optimizer step; asked twice by Ctrl-C: stop at once. A signal's
+        name gives way to what is behind it."""
         if self.stop_reason and reason == "SIGINT" and self._main is not None:
             self._main.cancel()
-        self.stop_reason = self.stop_reason or reason
-        self.phase = "stop after this step"
-        self.parts.progress.note(f"{reason}: stopping after this step")
-        self.bell.ring()
+        if reason in _SIGNALS:
+            self.ending.look_soon()
+        if not self.stop_reason or (self.stop_reason in _SLURMS and reason not in _SIGNALS):
+            self.stop_reason = reason
+            self.phase = "stop after this step"
+            self.parts.progress.note(f"{reason}: stopping after this step")
+            self.bell.ring()
+
+    def leave_now(self, reason: str) -> None:
+        """Stop without waiting for anything: there is no time left for it."""
+        self.request_stop(reason)
+        if self._main is not None and not self._main.cancelling():
+            self._main.cancel()
+
+    async def _is_ending(self) -> bool:
+        """Whether a dead executor need not be started again. Asks Slurm: it may be its doing."""
+        if not self.stop_reason:
+            await self.ending.is_over()
+        return bool(self.stop_reason)
+
+    async def _explained(self, error: BaseException) -> BaseException:
+        """An executor that died because Slurm ends the job was stopped with it."""
+        if isinstance(error, ExecutorFailed) and await self.ending.is_over():
+            first = str(error).splitlines()[0]
+            return StoppedBySignal(f"stopped by {self.stop_reason}: {first}")
+        return error
 
     # ------------------------------------------------------------------ training
 
@@ -250,7 +294,9 @@ class Controller:
         await self._drive(self._have_first_weights)
         self._step_end = time.monotonic()
         while self.state.step < self.config.trainer.max_steps:
-            self.phase = "train"
+            self.phase = _WAITING
+            if not self.deadline.fits_step(time.monotonic()):
+                self.request_stop(TIME_LIMIT)
             if not await self._drive(lambda: not self.flow.buffer.missing(self.state.step)):
                 break
             await self._step(await self._take_batch())
@@ -305,7 +351,9 @@ class Controller:
             temperature=rollout.temperature,
             rules=CreditRules.of(self.config),
         )
+        self.phase, asked = "train", time.monotonic()
         trained = await self._ask_trainer(Train(batch=batch), Trained)
+        self.deadline.pace.trainings.append(time.monotonic() - asked)
         self.state = self.state.after_step(trained.version)
         self.schedule.skipped_steps = self.state.step - self.state.policy_version
         if self.weights.is_due(self.state.policy_version):
@@ -326,6 +374,8 @@ class Controller:
         now = time.monotonic()
         step_s = now - self._step_end
         self._step_end = now
+        self.deadline.pace.steps.append(step_s)
+        self.deadline.pace.checkpoint_s = self.saving.last_seconds
         busy = {name: self.flow.busy.take(name) for name in self.fleet.members}
         generators = [busy[name] for name in self.schedule.replicas]
         tokens = sum(group.num_tokens for group in groups)
@@ -397,7 +447,8 @@ class Controller:
 
     async def _last_words(self) -> None:
         """A checkpoint of the last step, complete on disk."""
-        if self.state.step > max(self._last_checkpoint, 0):
+        newer = self.state.step > max(self._last_checkpoint, 0)
+        if newer and self.deadline.fits_checkpoint(time.monotonic()):
             await self._checkpoint()
         await self.saving.settle()
 

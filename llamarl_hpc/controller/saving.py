@@ -45,6 +45,7 @@ class Saving:
         self._task: asyncio.Task[None] | None = None
         self._step = -1
         self._started = 0.0
+        self.is_busy = False  # from the request to COMPLETE
         self._saved = -1  # step of the newest checkpoint that the trainer has written
         self._blocked_s = 0.0  # not yet reported
         self.last_seconds = 0.0  # from request to COMPLETE, last time
@@ -53,11 +54,12 @@ class Saving:
         """The folder for the checkpoint of `step`, once the one before is complete."""
         started = time.monotonic()
         await self.settle()
-        self._step, self._started = step, started
+        self._step, self._started, self.is_busy = step, started, True
         return str(self._store.begin(step))
 
     def abort(self) -> None:
         """The trainer could not even copy."""
+        self.is_busy = False
         self._store.abort(self._step)
 
     def complete_beside(
@@ -96,9 +98,11 @@ class Saving:
                 )
             await asyncio.to_thread(self._writer.flush, _FLUSH_TIMEOUT_S)
         except BaseException:
+            self.is_busy = False
             self._store.abort(step)
             raise
         await asyncio.to_thread(self._store.commit, step, state)
+        self.is_busy = False
         self.last_seconds = time.monotonic() - self._started
         figures = {
             "time/checkpoint": self.last_seconds,

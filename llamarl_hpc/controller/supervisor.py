@@ -93,7 +93,7 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=_die_with_parent(command.end_with),
             )
         self._starts[executor] = instance
         step = _Step(executor, instance, process, command.end_with, host=socket.gethostname())
@@ -230,8 +230,9 @@ def _kill_all(pids: Sequence[int]) -> None:
                 continue
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """For a child to call before it becomes the step; all but the call itself is done here."""
+def _die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """For a child to call before it becomes the step; all but the call itself is done here.
+    `number`: what ends the ranks, too, which ignore whatever can be ignored."""
     if sys.platform != "linux":
         return None
-    return partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM)
+    return partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, number)

@@ -24,6 +24,7 @@ import msgspec
 
 from llamarl_hpc.config.load import load_config
 from llamarl_hpc.errors import EXIT_EXECUTOR_FAILED, EXIT_USER_ERROR, ConfigError
+from llamarl_hpc.executors import signals
 from llamarl_hpc.executors.failure import FailureReport
 from llamarl_hpc.placement import MARKER, World, detect, device_of, role_of
 from llamarl_hpc.run_dir import RunDir
@@ -64,8 +65,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _die_with_parent() -> None:
-    """A rank must not outlive its launcher; Ctrl-C is the controller's business, not ours."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A rank must not outlive its launcher; signals are the controller's business, not ours."""
+    signals.ignore()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -97,7 +98,7 @@ def _run_role(arguments: argparse.Namespace, run: RunDir, world: World) -> None:
     from llamarl_hpc.executors.base import Context
     from llamarl_hpc.observability.trace import Tracer
 
-    channel = None
+    channel = report = None
     if world.is_leader:
         channel = ExecutorChannel.connect(
             run,
@@ -106,6 +107,8 @@ def _run_role(arguments: argparse.Namespace, run: RunDir, world: World) -> None:
             config.channels,
             timeout_s=config.channels.startup_timeout_s,
         )
+        report = signals.SignalReport(channel, world, silence_s=config.channels.heartbeat_timeout_s)
+        report.install()
     context = Context(
         name=arguments.executor,
         attempt=arguments.attempt,
@@ -117,8 +120,12 @@ def _run_role(arguments: argparse.Namespace, run: RunDir, world: World) -> None:
         channel=channel,
         tracer=Tracer(run.trace_file(arguments.attempt, arguments.executor), arguments.executor),
     )
-    _build(role_of(arguments.executor), context).run()
-    if channel is not None:
+    executor = _build(role_of(arguments.executor), context)
+    if report is not None:
+        report.install()
+    executor.run()
+    if channel is not None and report is not None:
+        report.close()
         channel.close()
 
 

@@ -19,31 +19,39 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from llamarl_hpc.config.checks import check_model
 from llamarl_hpc.config.load import load_config, save_resolved
 from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.ending import JobAround
 from llamarl_hpc.errors import (
     EXIT_OK,
     EXIT_STOPPED,
     ConfigError,
+    Continued,
     LlamarlError,
     RunDirError,
     StoppedBySignal,
 )
+from llamarl_hpc.launch.continuation import check_wanted, continue_run, started_by
+from llamarl_hpc.launch.own_job import OwnJob
 from llamarl_hpc.launch.provenance import describe_software
 from llamarl_hpc.launch.starter import Starter, find_starter, is_one_host, make_launcher
 from llamarl_hpc.models.load import context_length, resolve_model
-from llamarl_hpc.placement import allocation
+from llamarl_hpc.placement import allocation, executor_names, role_of
 from llamarl_hpc.prompts.dataset import PromptSets, load_prompts
 from llamarl_hpc.rewards.pool import check_rewards
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
 
+if TYPE_CHECKING:
+    from llamarl_hpc.controller.loop import Controller
+
 log = logging.getLogger(__name__)
+_LOCK_WAIT_S = 120.0
 
 # What may change between attempts: nothing that says which prompts, draws or losses come next.
 CHANGEABLE_KEYS = (
@@ -67,6 +75,9 @@ CHANGEABLE_KEYS = (
     "channels.",
     "launch.",
     "reward_pool.",
+    "reference.placement",
+    "reference.offload",
+    "reference.micro_batch_tokens",
     "resources.",
 )
 
@@ -145,62 +156,106 @@ def is_complete(run: RunDir, config: Config) -> bool:
     return last.get("outcome") == "done" and config.trainer.max_steps <= made
 
 
-def run_attempt(run: RunDir, prepared: Prepared, *, force_plain: bool = False) -> None:
-    """Start the next attempt and see it through. Raises what ended it; run.json says so too."""
-    from llamarl_hpc.controller.assemble import assemble
+def run_attempt(
+    run: RunDir, prepared: Prepared, *, force_plain: bool = False, requeue: bool = False
+) -> None:
+    """Start the next attempt and see it through. Raises what ended it; run.json says so too.
 
-    starter, job = prepared.starter, allocation(os.environ)
+    With `requeue` this is a batch script that goes on in the same folder when it is started again:
+    what can be continued is, by Slurm, and `Continued` is raised.
+    """
+    starter, around = prepared.starter, allocation(os.environ)
     assert starter is not None, "this was prepared for another machine"
-    with _only_controller(run):
+    job = OwnJob.find(os.environ)
+    by = started_by(run, job if requeue else None)
+    with _only_controller(run, wait_s=_LOCK_WAIT_S if by else 0.0):
+        check_wanted(run, prepared.config, by)
         save_resolved(prepared.config, run.config)  # with what a resume changed
         attempt = run.next_attempt()
         _log_to(run, attempt, prepared.config.logging.level)
         entry: dict[str, Any] = {
             "number": attempt,
             "started": time.time(),
+            "started_by": by,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "job_id": job.job_id if job is not None else None,
+            "job_id": around.job_id if around is not None else None,
             "resumed_from_step": None,  # not known before the checkpoints were read
             "max_staleness": prepared.config.algorithm.max_staleness,
             "outcome": "running",
             "reason": "",
         }
-
-        async def go() -> None:
-            controller = assemble(
-                prepared.config,
-                run,
-                attempt,
-                prompts=prepared.prompts,
-                launcher=make_launcher(starter, prepared.config, run, attempt),
-                one_host=is_one_host(starter),
-                force_plain=force_plain,
-            )
-            entry["resumed_from_step"] = controller.state.step
-            _save_attempt(run, entry)
-            await controller.run()
-
+        failure = _see_through(run, prepared, starter, job, entry, force_plain)
+        after = ""
         try:
-            _run(go())
-            entry |= {"outcome": "done", "exit_code": EXIT_OK}
-        except LlamarlError as error:
-            stopped = error.exit_code == EXIT_STOPPED
-            entry |= {
-                "outcome": "stopped" if stopped else "failed",
-                "reason": str(error),
-                "exit_code": error.exit_code,
-            }
-            raise
-        except BaseException as error:
-            entry |= {"outcome": "failed", "reason": repr(error), "exit_code": 1}
-            raise
+            if requeue and job is not None:
+                after = continue_run(run, prepared.config, entry, job, _save_attempt)
         finally:
-            entry["ended"] = time.time()
-            try:
-                _save_attempt(run, entry)
-            except OSError as error:  # a full disk must not hide what ended the attempt
-                log.warning("%s does not say how this attempt ended: %s", run.run_json, error)
+            _save_end(run, entry)
+        if after:
+            raise Continued(f"{str(failure).splitlines()[0]}; {after}") from failure
+        if failure is not None:
+            raise failure
+
+
+def _see_through(
+    run: RunDir,
+    prepared: Prepared,
+    starter: Starter,
+    job: OwnJob | None,
+    entry: dict[str, Any],
+    force_plain: bool,
+) -> BaseException | None:
+    """Run the attempt, put into `entry` how it ended, and return what ended it."""
+    from llamarl_hpc.controller.assemble import assemble
+
+    controllers: list[Controller] = []
+
+    async def go() -> None:
+        controller = assemble(
+            prepared.config,
+            run,
+            entry["number"],
+            prompts=prepared.prompts,
+            launcher=make_launcher(starter, prepared.config, run, entry["number"]),
+            one_host=is_one_host(starter),
+            job=None if job is None else _around(job, prepared.config),
+            force_plain=force_plain,
+        )
+        controllers.append(controller)
+        entry["resumed_from_step"] = controller.state.step
+        _save_attempt(run, entry)
+        await controller.run()
+
+    failure: BaseException | None = None
+    try:
+        _run(go())
+        entry |= {"outcome": "done", "exit_code": EXIT_OK}
+    except LlamarlError as error:
+        failure, stopped = error, error.exit_code == EXIT_STOPPED
+        entry |= {
+            "outcome": "stopped" if stopped else "failed",
+            "reason": str(error),
+            "exit_code": error.exit_code,
+        }
+    except BaseException as error:
+        failure = error
+        entry |= {"outcome": "failed", "reason": repr(error), "exit_code": 1}
+    entry["stopped_by"] = controllers[0].stop_reason if controllers else ""
+    entry["ended"] = time.time()
+    return failure
+
+
+def _around(job: OwnJob, config: Config) -> JobAround:
+    roles = dict.fromkeys(role_of(name) for name in executor_names(config))
+    return JobAround(look=job.look, kill_wait_s=job.kill_wait_s(), component_names=tuple(roles))
+
+
+def _save_end(run: RunDir, entry: dict[str, Any]) -> None:
+    try:
+        _save_attempt(run, entry)
+    except OSError as error:  # a full disk must not hide what ended the attempt
+        log.warning("%s does not say how this attempt ended: %s", run.run_json, error)
 
 
 def _run(attempt: Coroutine[Any, Any, None]) -> None:
@@ -222,11 +277,12 @@ def _save_attempt(run: RunDir, entry: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _only_controller(run: RunDir) -> Iterator[None]:
-    """One controller per run folder; the lock goes with the process, however it ends."""
+def _only_controller(run: RunDir, wait_s: float) -> Iterator[None]:
+    """One controller per run folder; the lock goes with the process, however it ends. A job that
+    was started again may have to wait for what is left of its last start."""
     lock = FileLock(run.lock)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=wait_s)
     except Timeout as error:
         last = (run.read_info().get("attempts") or [{}])[-1]
         raise RunDirError(

@@ -2,8 +2,8 @@
 
 Started as `python -m llamarl_hpc.rewards.worker FD PARENT`. Reads work from the connection FD and
 answers each call as soon as it is done, so that the pool knows which call it was in when it dies.
-It ignores SIGTERM and SIGINT (the pool decides), dies with its parent, and cannot take more
-memory than it is allowed.
+It ignores SIGTERM, SIGINT and SIGUSR2 (the pool decides), dies with its parent, and cannot take
+more memory than it is allowed.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _send(connection: Connection, reply: Reply) -> None:
 
 
 def _die_with(parent: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import queue
+import signal
 import socket as net
 import threading
 import time
@@ -56,7 +57,7 @@ class ExecutorChannel:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._sent = self._received = 0
-        self._activity = ""
+        self._activity = self._signal = ""
         self._heard_at = time.monotonic()
         self._error: ChannelError | None = None
         self._closed = False
@@ -100,6 +101,12 @@ class ExecutorChannel:
 
     def set_activity(self, activity: str) -> None:
         self._activity = activity
+
+    @property
+    def signal_fd(self) -> int:
+        """For `signal.set_wakeup_fd`: signals are told to the controller at once, also while the
+        main thread computes."""
+        return self._wake_write
 
     @property
     def controller_silent_s(self) -> float:
@@ -149,12 +156,15 @@ class ExecutorChannel:
             now = time.monotonic()
             if now >= next_beat:
                 beats += 1
-                beat = Heartbeat(sequence=beats, activity=self._activity)
+                beat = Heartbeat(sequence=beats, activity=self._activity, signal=self._signal)
                 self._dealer.send_multipart([count_frame(self._sent), *encode(beat)], zmq.NOBLOCK)
+                self._signal = ""
                 next_beat = max(next_beat + self._heartbeat_s, now)
             ready = dict(poller.poll(max(1, int((next_beat - now) * 1000))))
             if self._wake_read in ready:
-                os.read(self._wake_read, 4096)
+                if numbers := os.read(self._wake_read, 4096).strip(b"\0"):
+                    self._signal = signal.Signals(numbers[-1]).name
+                    next_beat = now
                 if not self._flush():
                     return
             if self._dealer in ready:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from llamarl_hpc.config.blocks.base import Block
 
@@ -72,7 +72,22 @@ class LaunchConfig(Block):
     signal_delay_s: PositiveInt = Field(
         180,
         description="Seconds before the time limit at which Slurm tells the run to finish its step "
-        "and write a checkpoint. Slurm may be up to 60 s late.",
+        "and write a checkpoint. Slurm may be up to 60 s late; the run also looks at the clock.",
+    )
+    stop_margin_s: NonNegativeFloat = Field(
+        60.0,
+        description="In a Slurm job no step begins unless it and a checkpoint, as long as they "
+        "took lately, would be over so many seconds before the job's end.",
+    )
+    requeue: Literal["auto", "requeue", "resubmit", "never"] = Field(
+        "auto",
+        description="How a batch script goes on after the time limit, preemption or a failure. "
+        "`requeue`: the job goes back into the queue. `resubmit`: a new job that waits for its "
+        "end. `auto`: the former, or the latter where Slurm refuses it.",
+    )
+    max_attempts_without_progress: PositiveInt = Field(
+        3,
+        description="So many attempts in a row that came to no newer checkpoint end the run.",
     )
     cpu_bind: str | None = Field(
         "cores",
@@ -90,6 +105,11 @@ class LaunchConfig(Block):
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment of every executor.")
     container: ContainerConfig = Field(default_factory=lambda: ContainerConfig())
+    preflight: bool = Field(
+        False,
+        description="Look at all nodes before executors start (as `llamarl-hpc doctor` does), and "
+        "stop within a minute, with exit code 2, when something is broken.",
+    )
     max_restarts: NonNegativeInt = Field(
         3,
         description="Times a dead generator replica (or the reward executor) is started again "
