@@ -114,7 +114,7 @@ class Run:
 
     def refresh(self) -> None:
         """Read anew what has been read."""
-        for name in ("store", "info", "config", "_current", "_lines"):
+        for name in ("store", "info", "config", "_current", "lines"):
             self.__dict__.pop(name, None)
 
     # ------------------------------------------------------------ what the run is
@@ -322,12 +322,13 @@ class Run:
     # ------------------------------------------------------------ metrics and spans
 
     @cached_property
-    def _lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[dict[str, Any]]:
+        """All of metrics.jsonl, of all attempts."""
         return read_json_lines(self.dir.metrics)
 
     def metric_rows(self) -> list[dict[str, Any]]:
         """One dictionary per optimizer step of the current lineage."""
-        return current_metrics(self._lines, self.attempts)
+        return current_metrics(self.lines, self.attempts)
 
     def metrics(self) -> pd.DataFrame:
         """The same as a table, indexed by step."""
@@ -340,7 +341,7 @@ class Run:
         """Held-out accuracy by policy version, of the current lineage."""
         return [
             _evaluation(row)
-            for row in current_events(self._lines, self.attempts, "eval")
+            for row in current_events(self.lines, self.attempts, "eval")
             if row.get("eval/heldout/num_prompts")
         ]
 

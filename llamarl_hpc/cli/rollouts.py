@@ -100,20 +100,24 @@ def show(
 
 
 def stats(run: RunArgument, json_file: JsonOption = None) -> None:
-    """Counts and means by status, by staleness, and over the steps."""
+    """Counts and means by status, by staleness, and over the steps; what the run cost."""
     from rich.console import Console
 
+    from analysis.cost import cost_sheet
     from analysis.read_run import Run
     from analysis.rollout_stats import rollout_stats
+    from llamarl_hpc.cli.cost_tables import cost_tables
+    from llamarl_hpc.launch.usage import usage_text
 
     opened = Run.open(run)
     figures = rollout_stats(opened)
+    sheet = cost_sheet(opened, sacct=usage_text(opened.info))
     console = Console()
     _print_problems(console, opened)
-    for table in _stats_tables(figures):
+    for table in [*_stats_tables(figures), *cost_tables(sheet)]:
         console.print(table)
     if json_file is not None:
-        write_figures(json_file, figures)
+        write_figures(json_file, figures | {"cost": sheet.to_json()})
 
 
 def verify(run: RunArgument, json_file: JsonOption = None) -> None:
