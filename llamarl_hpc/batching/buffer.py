@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from llamarl_hpc.batching.credit import Credit, CreditRules, assign_credit
-from llamarl_hpc.types import Completion, FinishReason, Prompt, TrainBatch
+from llamarl_hpc.batching.credit import Credit, CreditRules, assign_credit, divergence
+from llamarl_hpc.types import Array, Completion, FinishReason, Prompt, TrainBatch
 
 
 class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +30,7 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
     t_issued: float
     t_generated: float  # controller's clock when the completions arrived
     t_scored: float
+    logprobs_reference: list[Array] = []  # float32 [T] each, once the reference has seen them
 
     @property
     def version_min(self) -> int:
@@ -81,13 +82,30 @@ def credit_of(groups: Sequence[ScoredGroup], rules: CreditRules) -> Credit:
         [[len(c.token_ids) for c in group.completions] for group in groups],
         [[c.finish_reason is FinishReason.LENGTH for c in g.completions] for g in groups],
         rules,
+        _divergences(groups, rules) if rules.beta > 0.0 else None,
     )
 
 
+def _divergences(groups: Sequence[ScoredGroup], rules: CreditRules) -> list[list[float]]:
+    return [
+        [
+            divergence(np.asarray(c.logprobs), reference, rules.kl_estimator)
+            for c, reference in zip(group.completions, group.logprobs_reference, strict=True)
+        ]
+        for group in groups
+    ]
+
+
 def make_train_batch(
-    groups: Sequence[ScoredGroup], *, step: int, temperature: float, rules: CreditRules
+    groups: Sequence[ScoredGroup],
+    *,
+    step: int,
+    temperature: float,
+    rules: CreditRules,
+    trainer_version: int | None = None,
 ) -> TrainBatch:
-    """Flatten groups into the trainer's arrays; rollouts in ticket order, then group order."""
+    """Flatten groups into the trainer's arrays; rollouts in ticket order, then group order. With
+    `trainer_version`, the trainer's policy version, the batch says how old each token is."""
     completions = [c for group in groups for c in group.completions]
     lengths = np.array([len(c.token_ids) for c in completions], dtype=np.int32)
     credit = credit_of(groups, rules)
@@ -103,7 +121,21 @@ def make_train_batch(
         logprobs=np.concatenate([np.asarray(c.logprobs, np.float32) for c in completions]),
         loss_mask=np.repeat(credit.trained, lengths),
         advantages=credit.advantages.astype(np.float32),
+        logprobs_reference=_reference_of(groups) if rules.beta == 0.0 else None,
+        lags=None if trainer_version is None else _lags(completions, trainer_version),
     )
+
+
+def _reference_of(groups: Sequence[ScoredGroup]) -> Array | None:
+    """float32 [N] for the loss; None without a reference."""
+    logprobs = [array for group in groups for array in group.logprobs_reference]
+    return np.concatenate(logprobs, dtype=np.float32) if logprobs else None
+
+
+def _lags(completions: Sequence[Completion], version: int) -> Array:
+    spans = [span for completion in completions for span in completion.versions]
+    lags = np.array([version - span.version for span in spans], dtype=np.int32)
+    return np.repeat(lags, [span.end - span.start for span in spans])
 
 
 def split_by_rollout(flat: np.ndarray, batch: TrainBatch) -> list[np.ndarray]:

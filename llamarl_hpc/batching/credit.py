@@ -1,4 +1,5 @@
-"""From scores to what the loss multiplies with: penalties for length, truncated ones, advantages.
+"""From scores to what the loss multiplies with: penalties for length and for the distance from the
+reference, truncated completions, advantages.
 
 Pure numbers of one batch, in float64. The rewards themselves are not changed: what is stored and
 logged is what the reward functions said. Letters: R rollouts of all groups, in the batch's order.
@@ -13,8 +14,11 @@ from typing import Literal
 import numpy as np
 
 from llamarl_hpc.batching.advantage import AdvantageKind, batch_advantages, is_constant
+from llamarl_hpc.config.losses import KlEstimator
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.types import Array
+
+LOG_RATIO_BOUND = 20.0  # as in the loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +31,8 @@ class CreditRules:
     overlong_penalty: float
     overlong_buffer: int
     max_completion_length: int
+    beta: float  # of a KL term in the reward; 0: none
+    kl_estimator: KlEstimator
 
     @classmethod
     def of(cls, config: Config) -> CreditRules:
@@ -38,6 +44,8 @@ class CreditRules:
             overlong_penalty=algorithm.overlong_penalty,
             overlong_buffer=algorithm.overlong_buffer,
             max_completion_length=config.rollout.max_completion_length,
+            beta=algorithm.beta if algorithm.kl_in == "reward" else 0.0,
+            kl_estimator=algorithm.kl_estimator,
         )
 
     def penalties(self, lengths: Sequence[int]) -> Array:
@@ -61,7 +69,8 @@ class Credit:
     advantages: Array  # float64 [R]; 0 where a rollout counts in nothing
     trained: Array  # bool [R], False where the loss must not see a token
     penalties: Array  # float64 [R], taken off the reward for the length
-    constant: list[bool]  # of each group: no spread among the rollouts that count
+    constant: list[bool]  # of each group: no spread among the rollouts that count, but for the KL
+    divergence: Array | None = None  # float64 [R], sums of the KL estimate, if it is in the reward
 
 
 def assign_credit(
@@ -69,12 +78,13 @@ def assign_credit(
     lengths: Sequence[Sequence[int]],
     truncated: Sequence[Sequence[bool]],
     rules: CreditRules,
+    divergences: Sequence[Sequence[float]] | None = None,
 ) -> Credit:
     """Credit of every rollout, from the reward, length and truncation of each, by group.
 
     `keep` treats a truncated completion like any other. `mask` keeps it in the baseline, but its
     tokens are not trained. With `drop` it counts in neither. Raises ConfigError when a reward is
-    not finite.
+    not finite. `divergences`: of each rollout, if the KL term is in the reward.
     """
     drops = rules.truncated_completions == "drop"
     penalties = [rules.penalties(group) for group in lengths]
@@ -83,6 +93,12 @@ def assign_credit(
         (np.asarray(values, dtype=np.float64) - penalty)[counted]
         for values, penalty, counted in zip(rewards, penalties, counts, strict=True)
     ]
+    constant = [is_constant(values) for values in credited]
+    if divergences is not None:
+        credited = [
+            values - rules.beta * np.asarray(group, dtype=np.float64)[counted]
+            for values, group, counted in zip(credited, divergences, counts, strict=True)
+        ]
     advantages = []
     for counted, values in zip(counts, batch_advantages(credited, rules.advantage), strict=True):
         whole = np.zeros(counted.size, dtype=np.float64)
@@ -93,5 +109,18 @@ def assign_credit(
         advantages=np.concatenate(advantages),
         trained=np.array([keeps or not cut for group in truncated for cut in group]),
         penalties=np.concatenate(penalties),
-        constant=[is_constant(values) for values in credited],
+        constant=constant,
+        divergence=None if divergences is None else np.concatenate(divergences),
     )
+
+
+def divergence(behaviour: Array, reference: Array, estimator: KlEstimator) -> float:
+    """Sum over the tokens of a completion of the estimate of KL(mu, reference), from the log-probs
+    [T] of both; mu drew the tokens. The estimates are those of `training.loss.kl_estimate`."""
+    log_ratio: Array = behaviour.astype(np.float64) - reference.astype(np.float64)
+    if estimator == "k1":
+        return float(log_ratio.sum())
+    if estimator == "k2":
+        return float(0.5 * np.square(log_ratio).sum())
+    opposite = np.minimum(-log_ratio, LOG_RATIO_BOUND)
+    return float((np.expm1(opposite) - opposite).sum())

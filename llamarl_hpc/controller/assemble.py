@@ -8,6 +8,7 @@ from llamarl_hpc.channels.zmq import ControllerChannel
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.ending import JobAround
 from llamarl_hpc.controller.loop import Controller, Parts
+from llamarl_hpc.controller.reference import ReferenceModels
 from llamarl_hpc.controller.state import RunState
 from llamarl_hpc.controller.supervisor import Launcher, Supervisor
 from llamarl_hpc.observability.metrics_log import MetricsLog
@@ -67,6 +68,7 @@ def assemble(
             reward_names=[reward.name or "" for reward in config.rewards],
         ),
         checkpoints=checkpoints,
+        references=ReferenceModels(config, run.reference, step=state.step),
         metrics=MetricsLog(run, config.logging, attempt=attempt),
         progress=progress,
         tracer=Tracer(run.trace_file(attempt, "controller"), "controller"),

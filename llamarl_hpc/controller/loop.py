@@ -36,7 +36,10 @@ from llamarl_hpc.channels.messages import (
     CheckpointSaved,
     Generated,
     Hello,
+    ReferenceSaved,
+    Referred,
     SaveCheckpoint,
+    SaveReference,
     Scored,
     ToController,
     ToExecutor,
@@ -45,6 +48,7 @@ from llamarl_hpc.channels.messages import (
     WeightsPublished,
     WeightsReceived,
 )
+from llamarl_hpc.config.losses import LossSettings
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
 from llamarl_hpc.controller.books import Books
@@ -52,6 +56,7 @@ from llamarl_hpc.controller.deadline import Deadline
 from llamarl_hpc.controller.ending import TIME_LIMIT, Ending, JobAround
 from llamarl_hpc.controller.evaluation import HeldOut
 from llamarl_hpc.controller.fleet import Fleet, Member
+from llamarl_hpc.controller.reference import ReferenceModels, request, with_logprobs
 from llamarl_hpc.controller.rollouts import RolloutFlow
 from llamarl_hpc.controller.saving import Saving
 from llamarl_hpc.controller.schedule import Replica, Schedule
@@ -78,7 +83,7 @@ from llamarl_hpc.storage.rollout_store import RolloutWriter
 from llamarl_hpc.weight_sync.segment import remove_stale
 
 log = logging.getLogger(__name__)
-Answer = TypeVar("Answer", Trained, CheckpointCopied)
+Answer = TypeVar("Answer", Trained, CheckpointCopied, Referred, ReferenceSaved)
 _CLOSE_TIMEOUT_S = 30.0  # for rollouts to get to the disk
 _GRACE_S, _GRACE_AT_ONCE_S = 10.0, 1.0  # for executors to leave by themselves
 _WAITING = "wait for a batch"  # phase
@@ -97,6 +102,7 @@ class Parts:
     heldout: PromptSet
     writer: RolloutWriter
     checkpoints: CheckpointStore
+    references: ReferenceModels
     metrics: MetricsLog
     progress: Progress
     tracer: Tracer
@@ -111,6 +117,7 @@ class Controller:
         self.config, self.attempt, self.parts, self.state = config, attempt, parts, state
         self.bell = Bell()
         self.stop_reason = ""
+        self._is_decoupled = LossSettings.of(config.algorithm).is_decoupled
         replicas = {n: Replica(n) for n in executor_names(config) if role_of(n) == "generator"}
         self.schedule = self._make_schedule(replicas)
         self.fleet = Fleet(config, parts.channel, parts.supervisor, self.bell)
@@ -125,6 +132,7 @@ class Controller:
             heldout=self.heldout,
             prompt_of=parts.cursor.prompt_at,
             store=parts.writer.append,
+            references=parts.references,
             attempt=attempt,
         )
         self.books = Books(config, attempt, store=parts.writer.append, metrics=parts.metrics)
@@ -344,12 +352,13 @@ class Controller:
         """One optimizer step, its publication, and its row in every book."""
         step, trainer_version = self.state.step, self.state.policy_version
         waited_s = time.monotonic() - self._step_end
-        rollout = self.config.rollout
+        groups = await self._refer(groups)
         batch = make_train_batch(
             groups,
             step=step,
-            temperature=rollout.temperature,
+            temperature=self.config.rollout.temperature,
             rules=CreditRules.of(self.config),
+            trainer_version=trainer_version if self._is_decoupled else None,
         )
         self.phase, asked = "train", time.monotonic()
         trained = await self._ask_trainer(Train(batch=batch), Trained)
@@ -369,6 +378,35 @@ class Controller:
         )
         self.parts.progress.step(self._snapshot())
 
+    async def _refer(self, groups: list[ScoredGroup]) -> list[ScoredGroup]:
+        """With what the trainer's reference says of them, if it has one."""
+        if self.config.algorithm.beta == 0.0 or self.flow.reference.is_on:
+            return groups
+        message = request(
+            groups,
+            step=self.parts.references.step,
+            temperature=self.config.rollout.temperature,
+        )
+        answer = await self._ask_trainer(message, Referred)
+        return [with_logprobs(*pair) for pair in zip(groups, answer.groups, strict=True)]
+
+    async def _renew_reference(self) -> None:
+        """The policy as it is now becomes the reference; in a folder first, for a resume."""
+        references, step = self.parts.references, self.state.step
+        self.phase = "renew the reference"
+        folder = references.path(step)
+        await self._ask_trainer(SaveReference(step=step, folder=str(folder)), ReferenceSaved)
+        references.step = step
+        await self._load_reference()
+        await self.flow.reference.on_update()
+        references.prune(self.parts.checkpoints.steps())
+
+    async def _load_reference(self) -> None:
+        """Make the trainer's reference, if it has one, the one of this step."""
+        load = self.parts.references.load()
+        if load is not None and not self.flow.reference.is_on:
+            await self.fleet.send("trainer", load)
+
     def _timings(self, groups: list[ScoredGroup], waited_s: float) -> dict[str, float]:
         """Where the time since the last step went, per executor."""
         now = time.monotonic()
@@ -379,7 +417,7 @@ class Controller:
         busy = {name: self.flow.busy.take(name) for name in self.fleet.members}
         generators = [busy[name] for name in self.schedule.replicas]
         tokens = sum(group.num_tokens for group in groups)
-        return {
+        figures = {
             "time/step": step_s,
             "time/wait_for_batch": waited_s,
             "time/weight_sync": self.weights.last_seconds,
@@ -392,6 +430,9 @@ class Controller:
             "idle_ratio/reward": max(0.0, 1.0 - busy["reward"] / step_s),
             "buffer/groups": float(len(self.flow.buffer)),
         }
+        if "reference" in busy:
+            figures["idle_ratio/reference"] = max(0.0, 1.0 - busy["reference"] / step_s)
+        return figures
 
     async def _ask_trainer(self, message: ToExecutor, kind: type[Answer]) -> Answer:
         """Send a command and wait for its answer, with a deadline that names the trainer."""
@@ -415,6 +456,8 @@ class Controller:
         trainer = self.config.trainer
         step = self.state.step
         is_last = step == trainer.max_steps
+        if self.parts.references.is_due(step):
+            await self._renew_reference()
         if trainer.save_steps and step % trainer.save_steps == 0 and not is_last:
             await self._checkpoint()
         else:
@@ -504,11 +547,13 @@ class Controller:
             await self.flow.on_generated(executor, message.groups)
         elif isinstance(message, Scored):
             self.flow.on_scored(message.groups)
+        elif isinstance(message, Referred) and executor == "reference":
+            self.flow.reference.on_referred(message)
         elif isinstance(message, WeightsReceived):
             self.weights.on_received(executor, message)
         elif isinstance(message, WeightsPublished):
             self.weights.on_published(message)
-        elif isinstance(message, Trained | CheckpointCopied):
+        elif isinstance(message, Trained | CheckpointCopied | Referred | ReferenceSaved):
             self._answer = message
         elif isinstance(message, CheckpointSaved):
             self.saving.on_saved(message)
@@ -521,6 +566,10 @@ class Controller:
             replica.ready, replica.version, replica.sequences = True, -1, 0
         elif executor == "reward":
             await self.flow.on_reward_ready()
+        elif executor == "reference":
+            await self.flow.reference.on_ready()
+        elif executor == "trainer":
+            await self._load_reference()
 
     def _on_lost(self, member: Member, reason: str) -> None:
         if replica := self.schedule.replicas.get(member.name):

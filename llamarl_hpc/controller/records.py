@@ -45,6 +45,7 @@ def record_of(
         logprobs_trainer=list(logprobs_trainer),
         loss_mask=list(loss_mask),
         entropy=list(entropy),
+        logprobs_reference=group.logprobs_reference,
         t_issued=group.t_issued,
         t_resolved=time.time(),
     )

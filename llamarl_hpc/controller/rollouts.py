@@ -5,6 +5,8 @@ status in the rollout store:
 
     generating: at a replica      scoring: at the reward executor  buffer: waits for   taken: at
     (lost replica: issued again)  (lost executor: scored again)    its optimizer step  the trainer
+
+With a reference executor there is a fifth between scoring and buffer: `controller/reference.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from llamarl_hpc.controller.busy import BusyClock
 from llamarl_hpc.controller.evaluation import HeldOut
 from llamarl_hpc.controller.fleet import Fleet
 from llamarl_hpc.controller.records import record_of
+from llamarl_hpc.controller.reference import ReferenceFlow, ReferenceModels
 from llamarl_hpc.controller.schedule import Replica, Schedule
 from llamarl_hpc.storage.records import GroupRecord
 from llamarl_hpc.types import (
@@ -65,6 +68,7 @@ class RolloutFlow:
         heldout: HeldOut,
         prompt_of: Callable[[int], Prompt],
         store: Callable[[GroupRecord], None],
+        references: ReferenceModels,
         attempt: int,
     ) -> None:
         self.config, self.fleet, self.bell = config, fleet, bell
@@ -77,6 +81,14 @@ class RolloutFlow:
         self.buffer = RolloutBuffer(prompts_per_step=config.rollout.prompts_per_step)
         self.heldout = heldout
         self.busy = BusyClock()
+        self.reference = ReferenceFlow(
+            config,
+            references,
+            fleet=fleet,
+            busy=self.busy,
+            step_of=schedule.step_of,
+            put=self.buffer.put,
+        )
         self._generating: dict[Key, _Issued] = {}
         self._scoring: dict[Key, _Issued] = {}
         self._taken: list[ScoredGroup] = []  # at the trainer
@@ -98,6 +110,7 @@ class RolloutFlow:
             self.busy.begin(replica, len(issued))
         for replica, issued in orders.items():
             await self.fleet.send(replica, Generate(requests=[g.request for g in issued]))
+        await self.reference.pump()
 
     def _live_replicas(self) -> list[Replica]:
         return [r for r in self.schedule.replicas.values() if r.ready]
@@ -196,7 +209,7 @@ class RolloutFlow:
             )
             self._complain(group)
             if scores.purpose is Purpose.TRAIN:
-                self.buffer.put(group)
+                self.reference.add(group)
             else:
                 self._on_evaluated(group)
         self.bell.ring()
@@ -276,7 +289,7 @@ class RolloutFlow:
         self._generating.clear()
         self._scoring.clear()
         taken, self._taken = self._taken, []
-        for group in [*taken, *self.buffer.drain()]:
+        for group in [*taken, *self.reference.drain(), *self.buffer.drain()]:
             self.store(
                 record_of(
                     group,
@@ -324,10 +337,13 @@ class RolloutFlow:
         )
         scoring = any((Purpose.TRAIN, ticket) in self._scoring for ticket in missing)
         names = [*at, *(["reward"] if scoring else [])]
+        names += ["reference"] if set(missing) & set(self.reference.tickets()) else []
         return f"{len(missing)} groups of step {step} from {', '.join(names) or 'new weights'}"
 
     def oldest_request_s(self, executor: str) -> float:
         """Seconds since the oldest unanswered request to this executor was sent; 0 if none."""
+        if executor == "reference":
+            return self.reference.oldest_request_s()
         if executor == "reward":
             times = [issued.asked_at for issued in self._scoring.values()]
         else:

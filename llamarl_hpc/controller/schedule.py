@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from llamarl_hpc.batching.staleness import oldest_version_allowed
+from llamarl_hpc.batching.staleness import oldest_version_allowed, step_of
 
 
 @dataclass
@@ -44,6 +44,10 @@ class Schedule:
     def is_exhausted(self) -> bool:
         """Nothing is left to issue."""
         return self._peek() is None
+
+    def step_of(self, ticket: int) -> int:
+        """The step that consumes this ticket."""
+        return step_of(ticket, prompts_per_step=self.prompts_per_step)
 
     def give_back(self, ticket: int) -> None:
         """The ticket's replica is gone; it must be started again."""

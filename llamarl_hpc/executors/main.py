@@ -139,6 +139,10 @@ def _build(role: str, context: Context) -> Executor:
         from llamarl_hpc.executors.generator import GeneratorExecutor
 
         return GeneratorExecutor(context)
+    if role == "reference":
+        from llamarl_hpc.executors.reference import ReferenceExecutor
+
+        return ReferenceExecutor(context)
     from llamarl_hpc.executors.reward import RewardExecutor
 
     assert role == "reward", role

@@ -165,6 +165,10 @@ class CheckpointStore:
             )
         return None
 
+    def steps(self) -> list[int]:
+        """Of all checkpoints that have their name, whole or not; the newest first."""
+        return [step for step, _ in self._candidates()]
+
     def find(self, step: int | None = None) -> Checkpoint:
         """The checkpoint of `step`, or the newest. Raises ConfigError when it is not there."""
         if step is None:

@@ -31,6 +31,7 @@ from llamarl_hpc.errors import ConfigError, LlamarlError
 from llamarl_hpc.placement import World
 from llamarl_hpc.storage.tensor_shards import Piece, ShardReader
 from llamarl_hpc.training import zero, zero_state
+from llamarl_hpc.training.device import own_device
 from llamarl_hpc.training.loss import micro_batch_loss
 from llamarl_hpc.training.loss_sums import LossSums
 from llamarl_hpc.training.optimizer import build_optimizer, clip_gradients, learning_rate
@@ -75,7 +76,7 @@ class TrainerEngine:
         self._trainer, self._loss = config.trainer, LossSettings.of(config.algorithm)
         self._max_completion_length = config.rollout.max_completion_length
         self._world = world
-        self._device = _own_device(device, world)
+        self._device = own_device(device, world)
         self._refused_steps = 0
         torch.use_deterministic_algorithms(self._trainer.deterministic, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -104,8 +105,9 @@ class TrainerEngine:
         )
         needed = None
         if self._trainer.skip_zero_advantage:
-            entropy_bonus = self._loss.entropy_coef > 0.0
-            needed = rollouts_with_gradient(batch, weights, entropy_bonus=entropy_bonus)
+            needed = rollouts_with_gradient(
+                batch, weights, entropy_bonus=self._loss.pulls_everywhere
+            )
         micro_batches = micro_batches_of_rank(
             batch,
             weights,
@@ -334,14 +336,6 @@ class _Share:
 
 
 # ---------------------------------------------------------------- small print
-
-
-def _own_device(device: str, world: World) -> torch.device:
-    if device != "cuda":
-        return torch.device(device)
-    index = world.local_rank % torch.cuda.device_count()  # a rank may see only its own GPU
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
 
 
 def _peak_memory_gib(device: torch.device) -> float:

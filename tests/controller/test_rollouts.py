@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ from llamarl_hpc.channels.messages import Generate, GroupScores, Score
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
 from llamarl_hpc.controller.evaluation import HeldOut
+from llamarl_hpc.controller.reference import ReferenceModels
 from llamarl_hpc.controller.rollouts import RolloutFlow
 from llamarl_hpc.controller.schedule import Replica, Schedule
 from llamarl_hpc.storage.records import GroupRecord
@@ -115,6 +117,7 @@ class Scene:
             heldout=self.heldout,
             prompt_of=prompt,
             store=self.records.append,
+            references=ReferenceModels(self.config, Path("nowhere"), step=0),
             attempt=1,
         )
 
