@@ -16,6 +16,7 @@ import typer
 from llamarl_hpc.cli import (
     bench,
     cancel,
+    doctor,
     evaluate,
     export,
     logs,
@@ -24,6 +25,7 @@ from llamarl_hpc.cli import (
     run,
     status,
     submit,
+    trace,
 )
 from llamarl_hpc.errors import EXIT_USER_ERROR, ConfigError, LlamarlError, StoppedBySignal
 
@@ -43,8 +45,10 @@ for module in (
     status,
     logs,
     cancel,
+    doctor,
     rollouts,
     report,
+    trace,
     evaluate,
     export,
     bench,

@@ -84,25 +84,38 @@ def read_spans(paths: Iterable[Path]) -> list[Span]:
     return sorted(spans, key=lambda span: span.start)
 
 
-def to_chrome_trace(spans: Iterable[Span]) -> str:
-    """The JSON that Perfetto and chrome://tracing open: one process per executor."""
-    events: list[dict[str, Any]] = []
-    processes: dict[str, int] = {}
-    for span in spans:
-        if span.executor not in processes:
-            processes[span.executor] = len(processes) + 1
-            name = {"name": span.executor}
-            pid = processes[span.executor]
-            events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": name})
-        events.append(
-            {
-                "ph": "X",
-                "name": span.name,
-                "ts": span.start * 1e6,
-                "dur": span.duration_s * 1e6,
-                "pid": processes[span.executor],
-                "tid": span.rank,
-                "args": span.args,
-            }
-        )
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+def to_chrome_trace(spans: Iterable[Span], *, order: Iterable[str] = ()) -> str:
+    """The JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open: a process per executor, a
+    thread per rank, microseconds from the first span on. Executors that `order` names come first.
+    """
+    ordered = sorted(spans, key=lambda span: (span.start, -span.end))
+    origin = ordered[0].start if ordered else 0.0
+    there = dict.fromkeys(span.executor for span in ordered)
+    names = [name for name in order if name in there]
+    processes = {name: i for i, name in enumerate(dict.fromkeys([*names, *there]), start=1)}
+    events = [event for name, pid in processes.items() for event in _process(name, pid)]
+    events += [
+        {
+            "ph": "X",
+            "name": span.name,
+            "cat": span.executor.partition(".")[0],
+            "ts": round((span.start - origin) * 1e6, 3),
+            "dur": round(max(span.duration_s, 0.0) * 1e6, 3),
+            "pid": processes[span.executor],
+            "tid": span.rank,
+            "args": span.args,
+        }
+        for span in ordered
+    ]
+    return json.dumps(
+        {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"start": origin}}
+    )
+
+
+def _process(name: str, pid: int) -> list[dict[str, Any]]:
+    """Its name, and its place from the top."""
+    head = {"ph": "M", "pid": pid, "tid": 0}
+    return [
+        head | {"name": "process_name", "args": {"name": name}},
+        head | {"name": "process_sort_index", "args": {"sort_index": pid}},
+    ]

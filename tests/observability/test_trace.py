@@ -15,7 +15,7 @@ import pytest
 from llamarl_hpc.observability.json_lines import JsonLinesFile, read_json_lines
 from llamarl_hpc.observability.metrics_file import MetricsFile
 from llamarl_hpc.observability.tensorboard import TensorBoard
-from llamarl_hpc.observability.trace import Tracer, read_spans, to_chrome_trace
+from llamarl_hpc.observability.trace import Span, Tracer, read_spans, to_chrome_trace
 
 
 def test_spans_are_written_when_they_end_also_after_an_error(tmp_path: Path) -> None:
@@ -119,9 +119,18 @@ def test_chrome_trace_has_one_process_per_executor(tmp_path: Path) -> None:
     other.record("train", 1.25, 2.0)
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "missing.jsonl"]
     events = json.loads(to_chrome_trace(read_spans(paths)))["traceEvents"]
-    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["generator.0", "trainer"]
-    first = next(e for e in events if e["ph"] == "X")
-    assert (first["ts"], first["dur"], first["pid"], first["args"]) == (1e6, 5e5, 1, {"version": 3})
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == ["generator.0", "trainer"]
+    first, second = (e for e in events if e["ph"] == "X")
+    assert (first["ts"], first["dur"], first["pid"], first["args"]) == (0.0, 5e5, 1, {"version": 3})
+    assert (second["ts"], second["dur"], second["cat"]) == (2.5e5, 7.5e5, "trainer")
+
+
+def test_an_empty_trace_and_a_clock_that_was_set_make_a_valid_file() -> None:
+    assert json.loads(to_chrome_trace([]))["traceEvents"] == []
+    backwards = Span(name="train", start=5.0, end=4.0, executor="trainer")
+    event = json.loads(to_chrome_trace([backwards]))["traceEvents"][-1]
+    assert (event["ts"], event["dur"]) == (0.0, 0.0)
 
 
 def test_metrics_lines_carry_step_version_attempt_and_time(tmp_path: Path) -> None:
