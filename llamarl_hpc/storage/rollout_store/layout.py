@@ -141,7 +141,6 @@ _columns(
     ("logprob_trainer", "f4", "nat", "the trainer's when it consumed it; NaN if not trained"),
     ("loss_mask", "u1", "", "1 where the loss counts it"),
     ("entropy", "f4", "nat", "the trainer's; only with `algorithm.entropy_coef`"),
-    ("logprob_reference", "f4", "nat", "under the reference; only with `algorithm.beta`"),
     ("logprob_reference", "f4", "nat", "the reference policy's; only with `algorithm.beta`"),
 )
 _columns(
