@@ -34,10 +34,14 @@ import numpy as np
 
 from llamarl_hpc.cli.bench_rollouts import GROUP, make_group
 from llamarl_hpc.config.schema import StorageConfig
+from llamarl_hpc.storage.records import GroupRecord
 from llamarl_hpc.storage.rollout_store import RolloutReader, RolloutWriter, blocks
 from llamarl_hpc.storage.rollout_store import writer as writing
 
 FLUSH = 3  # groups
+SMALL = (FLUSH, 4)  # groups of a flush and flushes of a segment: it is closed all the time
+LARGE = (16, 64)
+DISTINCT = 64  # groups that are written again and again
 KILLS_PER_FOLDER = 20
 
 
@@ -48,23 +52,29 @@ class Broken(Exception):
 # ---------------------------------------------------------------- the writer that is killed
 
 
-def write(folder: Path, attempt: int, compression: str) -> None:
+def write(folder: Path, attempt: int, compression: str, flush: int, parts: int) -> None:
     """Append for ever; say how many groups are durable after each flush."""
-    writing.MAX_PARTS = 4  # segments are closed all the time
-    config = StorageConfig.model_validate({"compression": compression, "segment_rollouts": 96})
-    groups = [make_group(np.random.default_rng(i), i, 40) for i in range(64)]
+    writing.MAX_PARTS = parts
+    segment = GROUP * flush * parts
+    config = StorageConfig.model_validate({"compression": compression, "segment_rollouts": segment})
+    groups = [_group(number) for number in range(DISTINCT)]
     writer = RolloutWriter(
         folder, attempt=attempt, config=config, attributes={"run_id": "r"}, reward_names=["exact"]
     )
     print("ready", flush=True)
     number = 0
     while True:
-        for _ in range(FLUSH):
+        for _ in range(flush):
             fields = {"group_id": number, "attempt": attempt}
-            writer.append(_replaced(groups[number % len(groups)], fields))
+            writer.append(_replaced(groups[number % DISTINCT], fields))
             number += 1
         writer.flush(60)
         print(number, flush=True)
+
+
+def _group(number: int) -> GroupRecord:
+    """What is written as this group, but for its number and attempt."""
+    return make_group(np.random.default_rng(number % DISTINCT), number % DISTINCT, 40)
 
 
 def _replaced(record: Any, fields: dict[str, int]) -> Any:
@@ -74,8 +84,11 @@ def _replaced(record: Any, fields: dict[str, int]) -> Any:
 
 
 @contextmanager
-def running_writer(folder: Path, attempt: int, compression: str) -> Iterator[subprocess.Popen[str]]:
-    words = [sys.executable, __file__, "write", str(folder), str(attempt), compression]
+def running_writer(
+    folder: Path, attempt: int, compression: str, flush: int, parts: int
+) -> Iterator[subprocess.Popen[str]]:
+    numbers = map(str, (flush, parts))
+    words = [sys.executable, __file__, "write", str(folder), str(attempt), compression, *numbers]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -129,7 +142,7 @@ def crash(kills: int, seed: int) -> dict[str, Any]:
 def _kill_one(folder: Path, attempt: int, rng: random.Random) -> int:
     """Kill a writer at a random moment; how many groups it had said were durable."""
     compression = rng.choice(["gzip", "none"])
-    with running_writer(folder, attempt, compression) as process:
+    with running_writer(folder, attempt, compression, *SMALL) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(rng.randint(0, 20))]
         time.sleep(rng.uniform(0.0, 0.05))
@@ -167,25 +180,40 @@ def check(folder: Path, flushed: dict[int, int]) -> dict[int, int]:
 
 
 def read(seconds: float) -> dict[str, Any]:
-    """Figures of reading beside a writer. Raises Broken."""
-    looks, seen = 0, 0
+    """Figures of reading beside a writer at full speed. Raises Broken."""
+    seen, took = 0, list[float]()
     with (
         tempfile.TemporaryDirectory(prefix="rollouts-") as name,
-        running_writer(Path(name), 1, "gzip") as process,
+        running_writer(Path(name), 1, "gzip", *LARGE) as process,
     ):
         # The writer must not wait for us to read what it says.
         threading.Thread(target=deque, args=(process.stdout, 0), daemon=True).start()
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            seen = _look(Path(name), seen)
-            looks += 1
+        kept = RolloutReader(Path(name))
+        start = time.monotonic()
+        while time.monotonic() < start + seconds:
+            begun = time.monotonic()
+            if len(took) % 2:
+                kept.refresh()
+            reader = kept if len(took) % 2 else RolloutReader(Path(name))
+            seen = _look(reader, seen)
+            took.append(time.monotonic() - begun)
+        elapsed = time.monotonic() - start
         if process.poll() is not None:
             raise Broken("the writer ended by itself")
-    return {"seconds": seconds, "looks": looks, "groups": seen}
+        files = len(kept.file_names)
+    return {
+        "seconds": elapsed,
+        "looks": len(took),
+        "groups": seen,
+        "rollouts_written_per_s": GROUP * seen / elapsed,
+        "rollouts_read_per_s": GROUP * seen / took[-1],  # by the last look, at whole columns
+        "slowest_look_s": max(took),
+        "files": files,
+    }
 
 
-def _look(folder: Path, seen: int) -> int:
-    reader = RolloutReader(folder)
+def _look(reader: RolloutReader, seen: int) -> int:
+    """Groups there are. What there is must be whole, in order, and never less than before."""
     if reader.problems:
         raise Broken(f"while writing: {reader.problems}")
     ids = reader.column("groups/group_id")
@@ -195,10 +223,26 @@ def _look(folder: Path, seen: int) -> int:
         raise Broken(f"{seen} groups had been there, now {len(ids)}")
     if reader.num_rows("rollouts") != GROUP * len(ids):
         raise Broken("a group without its rollouts is visible")
-    if len(reader.column("tokens/id")) != reader.column("rollouts/completion_length").sum():
+    lengths = reader.column("rollouts/completion_length")
+    if reader.num_rows("tokens") != lengths.sum():
         raise Broken("rollouts without their tokens are visible")
+    if len(ids):
+        _compare(reader, int(ids[-1]))
     reader.close()
     return len(ids)
+
+
+def _compare(reader: RolloutReader, group: int) -> None:
+    """The newest group holds what was written, to the last bit."""
+    row = GROUP * group
+    for index, completion in enumerate(_group(group).completions):
+        place = reader.row("rollouts", row + index, ["token_offset", "completion_length"])
+        for path, written in (
+            ("tokens/id", completion.token_ids),
+            ("tokens/logprob_behaviour", completion.logprobs),
+        ):
+            if not np.array_equal(reader.slice(path, *place.values()), written):
+                raise Broken(f"{path} of group {group} is not what was written")
 
 
 # ---------------------------------------------------------------- command line
@@ -217,9 +261,11 @@ def main() -> None:
     child.add_argument("folder", type=Path)
     child.add_argument("attempt", type=int)
     child.add_argument("compression")
+    child.add_argument("flush", type=int)
+    child.add_argument("parts", type=int)
     options = parser.parse_args()
     if options.command == "write":
-        write(options.folder, options.attempt, options.compression)
+        write(options.folder, options.attempt, options.compression, options.flush, options.parts)
     try:
         figures = (
             crash(options.kills, options.seed)

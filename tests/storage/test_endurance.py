@@ -30,3 +30,4 @@ def test_kill_9_at_any_moment_loses_at_most_one_flush_and_never_a_file() -> None
 def test_a_reader_beside_the_writer_sees_a_growing_whole() -> None:
     figures = endure("read", "--seconds", "4")
     assert figures["looks"] > 5 and figures["groups"] > 30
+    assert figures["rollouts_written_per_s"] > 0 and figures["slowest_look_s"] < 60
