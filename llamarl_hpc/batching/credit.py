@@ -71,6 +71,7 @@ class Credit:
     penalties: Array  # float64 [R], taken off the reward for the length
     constant: list[bool]  # of each group: no spread among the rollouts that count, but for the KL
     divergence: Array | None = None  # float64 [R], sums of the KL estimate, if it is in the reward
+    beta: float = 0.0  # of the KL term in the reward
 
 
 def assign_credit(
@@ -111,6 +112,7 @@ def assign_credit(
         penalties=np.concatenate(penalties),
         constant=constant,
         divergence=None if divergences is None else np.concatenate(divergences),
+        beta=rules.beta,
     )
 
 

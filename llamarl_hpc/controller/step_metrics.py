@@ -47,6 +47,9 @@ def batch_metrics(
         "time/generation": max(c.t_end for c in completions) - min(c.t_start for c in completions),
         "time/reward": float(np.mean([g.t_scored - g.t_generated for g in groups])),
     }
+    if credit.divergence is not None:
+        metrics["kl"] = float(credit.divergence.sum() / lengths.sum())
+        metrics["reward/kl_penalty"] = credit.beta * float(credit.divergence.mean())
     for name in groups[0].rewards:
         values = [v for g in groups for v in g.rewards[name] if v is not None]
         if values:

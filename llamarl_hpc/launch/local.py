@@ -40,7 +40,7 @@ from llamarl_hpc.launch.continuation import check_wanted, continue_run, started_
 from llamarl_hpc.launch.own_job import OwnJob
 from llamarl_hpc.launch.provenance import describe_software
 from llamarl_hpc.launch.starter import Starter, find_starter, is_one_host, make_launcher
-from llamarl_hpc.models.load import context_length, resolve_model
+from llamarl_hpc.models.load import CONFIG, context_length, read_json, resolve_model
 from llamarl_hpc.placement import allocation, executor_names, role_of
 from llamarl_hpc.prompts.dataset import PromptSets, load_prompts
 from llamarl_hpc.rewards.pool import check_rewards
@@ -99,12 +99,26 @@ def prepare(config: Config, *, elsewhere: bool = False) -> Prepared:
     check_rewards(config)
     model_folder = resolve_model(config.model.path)
     check_model(config, context_length(model_folder))
+    check_reference(config, model_folder)
     return Prepared(
         config=config,
         model_folder=model_folder,
         prompts=load_prompts(config, model_folder),
         starter=starter,
     )
+
+
+def check_reference(config: Config, model_folder: Path) -> None:
+    """Raise ConfigError when the reference of the KL term is no model, or of another vocabulary."""
+    if config.algorithm.beta == 0.0 or config.reference.path is None:
+        return
+    folder = resolve_model(config.reference.path)
+    sizes = [read_json(path / CONFIG).get("vocab_size") for path in (folder, model_folder)]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"reference.path {config.reference.path} has a vocabulary of {sizes[0]} tokens but the "
+            f"model one of {sizes[1]}; give a model of the same family"
+        )
 
 
 def create_run(prepared: Prepared, run_dir: Path | None) -> RunDir:

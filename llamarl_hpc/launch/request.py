@@ -1,7 +1,8 @@
 """What a run asks Slurm for: from the config's `resources` to the options of each component.
 
-The components of a heterogeneous job are, in this order, trainer, generators, reward; job steps
-are started with `--het-group` by the same order (`component_of`). Pure.
+The components of a heterogeneous job are, in this order, trainer, generators, reward, and the
+reference if it is an executor of its own; job steps are started with `--het-group` by the same
+order (`component_of`). Pure.
 """
 
 from __future__ import annotations
@@ -9,17 +10,23 @@ from __future__ import annotations
 from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch.script import Component
-from llamarl_hpc.placement import role_of
+from llamarl_hpc.placement import executor_names, role_of
 from llamarl_hpc.slurm_text.memory import format_memory, parse_memory
 from llamarl_hpc.slurm_text.option_names import check_option
 from llamarl_hpc.slurm_text.time_limit import format_time, parse_time
 
-ROLES = ("trainer", "generator", "reward")  # one component each
+_ROLES = ("trainer", "generator", "reward", "reference")
+
+
+def roles_of(config: Config) -> list[str]:
+    """Roles of a run, one component each."""
+    present = {role_of(executor) for executor in executor_names(config)}
+    return [role for role in _ROLES if role in present]
 
 
 def component_of(executor: str) -> int:
     """Number of the component whose nodes an executor runs on."""
-    return ROLES.index(role_of(executor))
+    return _ROLES.index(role_of(executor))
 
 
 def components_of(config: Config) -> list[Component]:
@@ -27,7 +34,7 @@ def components_of(config: Config) -> list[Component]:
     blocks do not make one job."""
     if config.resources.job is not None:
         return [Component(name="all executors", options=_options(config.resources.job))]
-    blocks = {role: _component_block(config, role) for role in ROLES}
+    blocks = {role: _component_block(config, role) for role in roles_of(config)}
     _check_time(blocks)
     _check_memory(blocks)
     limit = next((block.time for block in blocks.values() if block.time), None)

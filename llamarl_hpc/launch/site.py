@@ -11,7 +11,7 @@ from typing import Any
 from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.config.site import SiteProfile, load_site
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.launch.request import ROLES
+from llamarl_hpc.launch.request import roles_of
 from llamarl_hpc.slurm_text.time_limit import parse_time
 
 
@@ -54,5 +54,5 @@ def _blocks(config: Config) -> Iterator[tuple[str, ResourceConfig]]:
     if config.resources.job is not None:
         yield "job", config.resources.job
         return
-    for role in ROLES:
+    for role in roles_of(config):
         yield role, getattr(config.resources, role)

@@ -18,7 +18,7 @@ from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.supervisor import StepCommand
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch.packing import Packing, pack
-from llamarl_hpc.launch.request import ROLES, component_of, gpu_option
+from llamarl_hpc.launch.request import component_of, gpu_option, roles_of
 from llamarl_hpc.launch.steps import (
     MpiExec,
     in_container,
@@ -72,16 +72,17 @@ def plan(config: Config, allocation: Allocation, *, gpus_per_node: int) -> Packi
         blocks = {name: resources_of(config, name) for name in executor_names(config)}
         return pack(blocks, allocation.components[0], gpus_per_node=gpus_per_node)
     found = [len(component.nodes) for component in allocation.components]
-    if len(found) != len(ROLES):
+    roles = roles_of(config)
+    if len(found) != len(roles):
         raise ConfigError(
-            f"the heterogeneous job has {len(found)} components but a run has {len(ROLES)} "
-            f"({', '.join(ROLES)}, in this order); 'llamarl-hpc submit --dry-run' shows the script"
+            f"the heterogeneous job has {len(found)} components but this run has {len(roles)} "
+            f"({', '.join(roles)}, in this order); 'llamarl-hpc submit --dry-run' shows the script"
         )
-    for role, nodes in zip(ROLES, found, strict=True):
+    for role, nodes in zip(roles, found, strict=True):
         wanted = getattr(config.resources, role).nodes
         if nodes < wanted:
             raise ConfigError(
-                f"component {ROLES.index(role)} of the job has {nodes} node(s) but "
+                f"component {roles.index(role)} of the job has {nodes} node(s) but "
                 f"resources.{role}.nodes is {wanted}; submit it again with this configuration"
             )
     return None
