@@ -37,19 +37,24 @@ def submit(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the job's end; its exit code is ours.")
     ] = False,
+    site: Annotated[
+        str | None, typer.Option("--site", help="Site profile: --set launch.site=NAME.")
+    ] = None,
+    preflight: Annotated[
+        bool,
+        typer.Option("--preflight", help="Look at the nodes first: --set launch.preflight=true."),
+    ] = False,
 ) -> None:
     """Submit a run to Slurm: one job, with a component for each executor."""
     from llamarl_hpc.config.load import load_config
     from llamarl_hpc.launch.local import changed_config
     from llamarl_hpc.run_dir import RunDir
 
+    given = [*(overrides or []), *([f"launch.site={site}"] if site else [])]
+    given += ["launch.preflight=true"] if preflight else []
     run = RunDir.open(config) if config.is_dir() else None
-    settings = (
-        load_config(config, overrides or [])
-        if run is None
-        else changed_config(run, overrides or [])
-    )
-    changes = list(overrides or []) if run is not None else []  # a new config has them inside
+    settings = load_config(config, given) if run is None else changed_config(run, given)
+    changes = given if run is not None else []  # a new config has them inside
     folder = _folder(settings, run, run_dir)
     if script is not None:
         _write_script(settings, script)
@@ -90,6 +95,7 @@ def _submit(
     config: Config, run: RunDir | None, folder: Path, run_dir: Path | None, changes: list[str]
 ) -> RunJob:
     from llamarl_hpc.launch.local import create_run, prepare
+    from llamarl_hpc.launch.partitions import check_partitions
     from llamarl_hpc.launch.submit import check_slurm_here, check_submittable, submit_run
     from llamarl_hpc.manage.resume import resume_run
 
@@ -98,6 +104,7 @@ def _submit(
     else:
         check_slurm_here()
         check_submittable(config, folder)
+        check_partitions(config)
         prepared = prepare(config, elsewhere=True)
         run = create_run(prepared, run_dir)
         typer.echo("\n".join(prepared.prompts.skipped.sentences()))

@@ -20,12 +20,12 @@ from pydantic import Field, ValidationError
 
 from llamarl_hpc.config.blocks.base import Block
 from llamarl_hpc.config.mistakes import sentences
-from llamarl_hpc.config.schema import Config
+from llamarl_hpc.config.schema import Config, ResourcesConfig
 from llamarl_hpc.errors import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "sites"  # a link to sbatch/sites, a folder in a wheel
 _ENDINGS = (".yaml", ".yml")
-_ROLES = ("trainer", "generator", "reward")
+_ROLES = [name for name in ResourcesConfig.model_fields if name != "job"]
 
 
 class SiteLimits(Block):

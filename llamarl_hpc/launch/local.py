@@ -37,6 +37,7 @@ from llamarl_hpc.errors import (
     StoppedBySignal,
 )
 from llamarl_hpc.launch.continuation import check_wanted, continue_run, started_by
+from llamarl_hpc.launch.doctor.examine import preflight
 from llamarl_hpc.launch.own_job import OwnJob
 from llamarl_hpc.launch.provenance import describe_software
 from llamarl_hpc.launch.starter import Starter, find_starter, is_one_host, make_launcher
@@ -243,6 +244,8 @@ def _see_through(
 
     failure: BaseException | None = None
     try:
+        if prepared.config.launch.preflight:
+            preflight(prepared.config, run, entry["number"], starter, prepared.model_folder)
         _run(go())
         entry |= {"outcome": "done", "exit_code": EXIT_OK}
     except LlamarlError as error:

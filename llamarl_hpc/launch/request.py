@@ -34,7 +34,7 @@ def components_of(config: Config) -> list[Component]:
     blocks do not make one job."""
     if config.resources.job is not None:
         return [Component(name="all executors", options=_options(config.resources.job))]
-    blocks = {role: _component_block(config, role) for role in roles_of(config)}
+    blocks = {role: component_block(config, role) for role in roles_of(config)}
     _check_time(blocks)
     _check_memory(blocks)
     limit = next((block.time for block in blocks.values() if block.time), None)
@@ -60,8 +60,8 @@ def gpu_option(block: ResourceConfig, *, form: str = "") -> dict[str, str]:
     return {form.replace("_", "-"): f"{kind}{number}"}
 
 
-def _component_block(config: Config, role: str) -> ResourceConfig:
-    """The resources of all executors of a role together."""
+def component_block(config: Config, role: str) -> ResourceConfig:
+    """The resources of all executors of a role together: its component."""
     block: ResourceConfig = getattr(config.resources, role)
     if role != "generator":
         return block

@@ -11,16 +11,17 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llamarl_hpc.config.schema import Config
+from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.controller.supervisor import StepCommand
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch.packing import Packing, pack
-from llamarl_hpc.launch.request import component_of, gpu_option, roles_of
+from llamarl_hpc.launch.request import component_block, component_of, gpu_option, roles_of
 from llamarl_hpc.launch.steps import (
     MpiExec,
+    Probe,
     in_container,
     python_words,
     rank_arguments,
@@ -32,6 +33,7 @@ from llamarl_hpc.placement import (
     executor_names,
     inside_allocation,
     resources_of,
+    role_of,
 )
 from llamarl_hpc.run_dir import RunDir
 
@@ -60,7 +62,7 @@ class Srun:
         return cls(
             path=path,
             allocation=allocation,
-            mpi=_mpi_flag(config.launch.mpi, path),
+            mpi=mpi_flag(config.launch.mpi, path),
             packing=plan(config, allocation, gpus_per_node=_gpus_per_node(config, os.environ)),
         )
 
@@ -95,7 +97,8 @@ def _gpus_per_node(config: Config, environ: Mapping[str, str]) -> int:
     return int(environ.get("SLURM_GPUS_ON_NODE", "0"))
 
 
-def _mpi_flag(wanted: str, srun: str) -> str | None:
+def mpi_flag(wanted: str, srun: str) -> str | None:
+    """Value of srun's --mpi for `launch.mpi`; None leaves it to the site."""
     if wanted == "default":
         return None
     if wanted != "auto":
@@ -128,27 +131,69 @@ class SrunStepLauncher:
 
     def command(self, executor: str, instance: int) -> StepCommand:
         """Start all ranks of one executor. `instance` counts its starts within the attempt."""
+        packing = self.srun.packing
+        crowded = packing is not None and executor in packing.crowded
+        return self._step(
+            executor,
+            resources_of(self.config, executor),
+            nodes=packing.nodes_of[executor] if packing is not None else None,
+            sharing=_CROWDED if crowded else self._own_cores(),
+            program=rank_arguments(self.run, executor, self.attempt, instance),
+        )
+
+    def probe(self, role: str, program: Sequence[str]) -> Probe:
+        """`program` (arguments of Python) as ranks on all nodes of a role."""
+        packing = self.srun.packing
+        block, nodes = component_block(self.config, role), None
+        if packing is not None:
+            names = [name for name in packing.nodes_of if role_of(name) == role]
+            nodes = sorted({node for name in names for node in packing.nodes_of[name]})
+            block = resources_of(self.config, role).model_copy(update={"nodes": len(nodes)})
+        is_real = packing is None and block.num_ranks > 1
+        if block.num_ranks == 1:
+            block = block.model_copy(update={"ntasks_per_node": 2})
+        command = self._step(
+            role,
+            block,
+            nodes=nodes,
+            sharing=self._own_cores() if is_real else _CROWDED,
+            program=program,
+        )
+        return Probe(command=command, ranks=block.num_ranks, is_real=is_real)
+
+    def _step(
+        self,
+        name: str,
+        block: ResourceConfig,
+        *,
+        nodes: Sequence[str] | None,
+        sharing: Sequence[str],
+        program: Sequence[str],
+    ) -> StepCommand:
         launch = self.config.launch
         env = step_environment(
             self.config,
-            executor,
+            name,
             base=inside_allocation(os.environ),
             as_root=os.geteuid() == 0,
         )
         return StepCommand(
             argv=[
-                *self._srun_arguments(executor),
+                self.srun.path,
+                *(f"--{key}={value}" for key, value in self._options(name, block, nodes).items()),
+                *sharing,
                 *in_container(self.config, self.run, launch.container.srun_args),
                 *launch.extra_args,
                 *python_words(self.config, self.run),
-                *rank_arguments(self.run, executor, self.attempt, instance),
+                *program,
             ],
             env=env | {ONE_HOST: str(int(len(self.srun.allocation.hosts) == 1))},
             end_with=signal.SIGTERM,
         )
 
-    def _srun_arguments(self, executor: str) -> list[str]:
-        block, srun = resources_of(self.config, executor), self.srun
+    def _options(
+        self, name: str, block: ResourceConfig, nodes: Sequence[str] | None
+    ) -> dict[str, str]:
         gpus = gpu_option(block, form="gres" if block.gpu_request == "gres" else "gpus_per_node")
         options = {
             "nodes": str(block.nodes),
@@ -159,28 +204,24 @@ class SrunStepLauncher:
             "mem": "0",  # shares the job's memory; a step else takes all and the next one waits
             "kill-on-bad-exit": "1",
             "wait": "60",
-            "job-name": executor,
+            "job-name": name,
             "export": "ALL",
         }
-        if srun.packing is None:
-            options = {"het-group": str(component_of(executor))} | options
+        if nodes is None:
+            options = {"het-group": str(component_of(name))} | options
         else:
-            options["nodelist"] = ",".join(srun.packing.nodes_of[executor])
+            options["nodelist"] = ",".join(nodes)
             options |= {} if gpus else {"gres": "none"}  # or it would take all of the job's
         if gpus and self.config.launch.gpu_bind is not None:
             options["gpu-bind"] = self.config.launch.gpu_bind
-        if srun.mpi is not None:
-            options["mpi"] = srun.mpi
-        return [
-            srun.path,
-            *(f"--{name}={value}" for name, value in options.items()),
-            *self._sharing(executor),
-        ]
+        if self.srun.mpi is not None:
+            options["mpi"] = self.srun.mpi
+        return options
 
-    def _sharing(self, executor: str) -> list[str]:
-        """Own cores, or those that others have too where the job has fewer than executors want."""
-        packing = self.srun.packing
-        if packing is not None and executor in packing.crowded:
-            return ["--overlap", "--overcommit", "--cpu-bind=none", "--unbuffered"]
+    def _own_cores(self) -> list[str]:
         bind = self.config.launch.cpu_bind
         return ["--exact", *([f"--cpu-bind={bind}"] if bind is not None else []), "--unbuffered"]
+
+
+# cores that others have too, where the job has fewer than executors want
+_CROWDED = ("--overlap", "--overcommit", "--cpu-bind=none", "--unbuffered")

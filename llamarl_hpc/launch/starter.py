@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Mapping
 
 from llamarl_hpc.config.schema import Config
-from llamarl_hpc.controller.supervisor import Launcher
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch.srun import Srun, SrunStepLauncher
 from llamarl_hpc.launch.steps import MpiExec, MpiStepLauncher
@@ -51,7 +50,9 @@ def is_one_host(starter: Starter) -> bool:
     return not isinstance(starter, Srun) or len(starter.allocation.hosts) == 1
 
 
-def make_launcher(starter: Starter, config: Config, run: RunDir, attempt: int) -> Launcher:
+def make_launcher(
+    starter: Starter, config: Config, run: RunDir, attempt: int
+) -> SrunStepLauncher | MpiStepLauncher:
     """The supervisor's launcher for one attempt."""
     if isinstance(starter, Srun):
         return SrunStepLauncher(config=config, run=run, attempt=attempt, srun=starter)

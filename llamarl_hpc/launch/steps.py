@@ -124,6 +124,15 @@ def in_container(config: Config, run: RunDir, words: Sequence[str]) -> list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A step that looks at the nodes of a role before its executors start."""
+
+    command: StepCommand
+    ranks: int  # two at least: alone, a rank cannot notice that MPI does not join it to others
+    is_real: bool  # as many ranks as the executors have, bound as theirs are
+
+
+@dataclass(frozen=True, kw_only=True)
 class MpiStepLauncher:
     """Knows how to start any executor of one attempt (the supervisor's `Launcher`)."""
 
@@ -134,14 +143,24 @@ class MpiStepLauncher:
 
     def command(self, executor: str, instance: int) -> StepCommand:
         """Start all ranks of one executor. `instance` counts its starts within the attempt."""
-        as_root = os.geteuid() == 0
         ranks = resources_of(self.config, executor).num_ranks
+        program = rank_arguments(self.run, executor, self.attempt, instance)
+        return self._step(executor, ranks, program)
+
+    def probe(self, role: str, program: Sequence[str]) -> Probe:
+        """`program` (arguments of Python) as ranks of a role."""
+        ranks = max(2, resources_of(self.config, role).num_ranks)
+        command = self._step(role, ranks, program)
+        return Probe(command=command, ranks=ranks, is_real=False)
+
+    def _step(self, executor: str, ranks: int, program: Sequence[str]) -> StepCommand:
+        as_root = os.geteuid() == 0
         return StepCommand(
             argv=[
                 *self.mpiexec.argv(ranks, as_root=as_root),
                 *self.config.launch.extra_args,
                 *python_words(self.config, self.run),
-                *rank_arguments(self.run, executor, self.attempt, instance),
+                *program,
             ],
             # a Slurm job around us is not ours to start steps in: mpiexec would ask srun for them
             env=step_environment(

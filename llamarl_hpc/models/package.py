@@ -67,6 +67,16 @@ def resolve_package(package: str, cache: Path | None = None, *, verify: bool = F
     return folder
 
 
+def find_converted(package: str, cache: Path | None = None) -> Path | None:
+    """The folder that `resolve_package` would give at once; None if it had to convert first.
+
+    Raises ConfigError when the package is missing or holds not exactly one GGUF file.
+    """
+    source = find_gguf(package)
+    folder = (cache or default_cache()) / "models" / f"{source.package}-{source.version}"
+    return folder if _is_current(folder, source, verify=False) else None
+
+
 def default_cache() -> Path:
     """$LLAMARL_CACHE, else ~/.cache/llamarl-hpc."""
     return Path(os.environ.get("LLAMARL_CACHE") or "~/.cache/llamarl-hpc").expanduser()

@@ -35,7 +35,9 @@ def modules_after(*arguments: str) -> tuple[str, set[str]]:
     return done.stdout, {name.partition(".")[0] for name in modules}
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["resume"], ["rollouts", "show"], ["export"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["resume"], ["doctor"], ["rollouts", "show"], ["export"]]
+)
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     out, modules = modules_after(*command, "--help")
     assert "Usage" in out

@@ -252,7 +252,7 @@ def test_the_mpi_flag_is_one_that_srun_has(fake_srun: Path) -> None:
 
 def test_a_job_of_another_shape_is_refused(fake_srun: Path) -> None:
     two = HETEROGENEOUS | {"SLURM_HET_SIZE": "2"}
-    with pytest.raises(ConfigError, match="has 2 components but a run has 3"):
+    with pytest.raises(ConfigError, match="has 2 components but this run has 3"):
         find_starter(config(), two)
     three_nodes = config(resources={"trainer": {"nodes": 3}}, rollout={"prompts_per_step": 15})
     with pytest.raises(ConfigError, match=r"component 0 .* has 2 node\(s\) but resources.trainer"):
