@@ -20,6 +20,13 @@ Overrides = Annotated[
     typer.Option("--set", help="Change a key, e.g. --set trainer.max_steps=10. Repeatable."),
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live display.")]
+Requeue = Annotated[
+    bool,
+    typer.Option(
+        "--requeue",
+        help="In a batch script: what can be continued is, by Slurm, as launch.requeue says.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -35,6 +42,7 @@ def run(
         Path | None, typer.Option("--run-dir", help="Make the run folder here.")
     ] = None,
     plain: Plain = False,
+    requeue: Requeue = False,
 ) -> None:
     """Start a run here. Ctrl-C stops cleanly and says how to go on."""
     from llamarl_hpc.config.load import load_config
@@ -45,7 +53,7 @@ def run(
     folder = create_run(prepared, run_dir)
     lines = [f"run folder: {folder.path}", *prepared.prompts.skipped.sentences()]
     show_if_possible(lambda: typer.echo("\n".join(lines)))
-    _attempt(folder, prepared, plain)
+    _attempt(folder, prepared, plain, requeue)
 
 
 def resume(
@@ -55,6 +63,7 @@ def resume(
     here: Annotated[
         bool, typer.Option("--here", help="On this machine, also where the run was a Slurm job.")
     ] = False,
+    requeue: Requeue = False,
 ) -> None:
     """Continue a run from its newest valid checkpoint, as the next attempt in the same folder: as a
     Slurm job where it was one, else here."""
@@ -77,17 +86,19 @@ def resume(
         announce(folder, config, resume_run(folder, overrides or []))
     else:
         free_for_here(folder)
-        _attempt(folder, prepare(config), plain)
+        _attempt(folder, prepare(config), plain, requeue)
 
 
-def _attempt(folder: RunDir, prepared: Prepared, plain: bool) -> None:
+def _attempt(folder: RunDir, prepared: Prepared, plain: bool, requeue: bool) -> None:
     from llamarl_hpc.cli.summary import print_summary
-    from llamarl_hpc.errors import ExecutorFailed, StoppedBySignal, StoreError
+    from llamarl_hpc.errors import Continued, ExecutorFailed, StoppedBySignal, StoreError
     from llamarl_hpc.launch.local import run_attempt
     from llamarl_hpc.observability.progress import show_if_possible
 
     try:
-        run_attempt(folder, prepared, force_plain=plain)
+        run_attempt(folder, prepared, force_plain=plain, requeue=requeue)
+    except Continued:
+        raise
     except (ExecutorFailed, StoppedBySignal, StoreError):
         with contextlib.suppress(OSError):  # the terminal may be gone
             again = f"llamarl-hpc resume {shlex.quote(str(folder.path))}"

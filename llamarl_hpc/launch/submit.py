@@ -28,13 +28,13 @@ from llamarl_hpc.storage.atomic import write_json
 
 _COMMENT = (
     "One run of llamarl-hpc. This script becomes the controller (exec), on the first node of",
-    "component 0; it starts one job step per executor: srun --het-group=... Slurm sends it USR2",
-    "before the time limit: it finishes its step and writes a checkpoint.",
+    "component 0; it starts one job step per executor: srun --het-group=... Before the time",
+    "limit it finishes its step, writes a checkpoint and goes on later (launch.requeue).",
 )
 _COMMENT_ONE = (
     "One run of llamarl-hpc. This script becomes the controller (exec), on the first node; it",
-    "starts one job step per executor, which share the nodes. Slurm sends it USR2 before the",
-    "time limit: it finishes its step and writes a checkpoint.",
+    "starts one job step per executor, which share the nodes. Before the time limit it finishes",
+    "its step, writes a checkpoint and goes on later (launch.requeue).",
 )
 _BY_HAND = (
     "",
@@ -71,7 +71,7 @@ def script_by_hand(config: Config, file: str) -> str:
         BatchScript(
             job={k: names.get(k, v) for k, v in options.items() if k != "error"},
             components=components_of(config),
-            command='llamarl-hpc "$@" --plain',
+            command='llamarl-hpc "$@" --plain --requeue',
             comment=[*parts["comment"], *(line.format(file=file) for line in _BY_HAND)],
             setup=[*parts["setup"], *_BY_HAND_SETUP],
         )
@@ -81,8 +81,10 @@ def script_by_hand(config: Config, file: str) -> str:
 def _parts(config: Config) -> dict[str, Any]:
     one = config.resources.job is not None
     return {
-        "job": {"job-name": job_name(config.name)},
+        # the job outlives a node that it can do without; what that means is for the run to say
+        "job": {"job-name": job_name(config.name), "no-kill": None},
         "signal_delay_s": config.launch.signal_delay_s,
+        "requeue": config.launch.requeue != "never",
         "setup": [*config.launch.modules, *config.launch.setup],
         "comment": _COMMENT_ONE if one else _COMMENT,
     }
@@ -91,7 +93,7 @@ def _parts(config: Config) -> dict[str, Any]:
 def _command(run: Path, overrides: Sequence[str]) -> Sequence[str]:
     changes = [word for text in overrides for word in ("--set", text)]
     python = [sys.executable, "-u", "-m", "llamarl_hpc.cli.main"]
-    return [*python, "resume", str(run), "--plain", *changes]
+    return [*python, "resume", str(run), "--plain", "--requeue", *changes]
 
 
 # ------------------------------------------------------------------ submitting

@@ -208,10 +208,10 @@ def test_a_script_by_hand_starts_a_run_and_then_continues_it(tmp_path: Path) -> 
         ).stdout
 
     folder = tmp_path / "my run"
-    assert say("c d.yaml", str(folder)) == f"run|c d.yaml|--run-dir|{folder}|--plain|"
+    assert say("c d.yaml", str(folder)) == f"run|c d.yaml|--run-dir|{folder}|--plain|--requeue|"
     folder.mkdir()
     (folder / "config.yaml").touch()
-    assert say("c d.yaml", str(folder)) == f"resume|{folder}|--plain|"
+    assert say("c d.yaml", str(folder)) == f"resume|{folder}|--plain|--requeue|"
     assert say("c.yaml") == ""
 
 
@@ -289,7 +289,7 @@ def test_submit_makes_the_run_folder_and_continues_it_the_next_time(
     again = cli("submit", folder, "--set", "trainer.max_steps=9")
     assert again.code == 0, again.err
     last = (folder / "slurm" / "701_submission.sh").read_text().splitlines()[-1]
-    assert last.endswith("--plain --set trainer.max_steps=9")
+    assert last.endswith("--plain --requeue --set trainer.max_steps=9")
     info = json.loads((folder / "run.json").read_text())
     assert [job["id"] for job in info["jobs"]] == ["700", "701"]
     fixed = cli("submit", folder, "--set", "rollout.seed=9")
@@ -302,7 +302,10 @@ def test_the_executor_and_the_dry_run_write_the_same_script(
     settings = config(**SHAPES["gpus_per_node_typed"])
     run = RunDir.create_at(tmp_path / "r")
     executor = HetSlurmExecutor(
-        run.path / "slurm", components_of(settings), job={"job-name": "run"}
+        run.path / "slurm",
+        components_of(settings),
+        job={"job-name": "run", "no-kill": None},
+        requeue=True,
     )
     command = run_script(settings, run.path).splitlines()[-1].removeprefix("exec ")
 
