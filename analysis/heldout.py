@@ -7,9 +7,10 @@ interval is narrower than one of two independent samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from analysis.read_run import Run
+from analysis.rollout_view import question
 from analysis.statistics import mean_half_width
 from llamarl_hpc.errors import ConfigError
 
@@ -36,6 +37,8 @@ class Change:
         return self.after - self.before
 
     def __str__(self) -> str:
+        if not self.num_questions:
+            return "the two have no question in common"
         return (
             f"{self.before:.3f} -> {self.after:.3f}, change {self.mean:+.3f} "
             f"(95 %: {self.low:+.3f} to {self.high:+.3f}) over {self.num_questions} questions: "
@@ -43,23 +46,30 @@ class Change:
         )
 
 
-def answers(run: Run, version: int | None = None) -> pd.DataFrame:
-    """One evaluation (default: the newest), a row for each question: prompt, completion (the
-    first), score (mean over completions of the math answer, or of the reward where there is none).
+def answers(run: Run, version: int | Literal["first", "last"] = "last") -> pd.DataFrame:
+    """One evaluation, by policy version or place; a row for each question: its text, completion
+    (the first), score (mean over completions of the math answer, or of the reward without one).
 
     Raises ConfigError when there is no such evaluation.
     """
     versions = [e.policy_version for e in run.evaluations()]
     if not versions:
         raise ConfigError(f"{run.dir.path} has no evaluation")
-    wanted = versions[-1] if version is None else version
+    places = {"first": versions[0], "last": versions[-1]}
+    wanted = places[version] if isinstance(version, str) else version
     if wanted not in versions:
         found = ", ".join(map(str, versions))
         raise ConfigError(f"there is no evaluation of version {version}; evaluated were {found}")
-    rows = run.rollouts(purpose="eval", steps=(wanted, wanted), text=True)
+    mask = run.group_mask(purpose="eval", steps=(wanted, wanted))
+    rows = run.rollouts(text=True, purpose="eval", steps=(wanted, wanted))
+    prompts = run.table("rollouts", ["prompt"], mask)["prompt"]
     rows["score"] = rows[_GRADE] if _GRADE in rows else rows["reward"]
-    columns = {"prompt": "first", "completion": "first", "score": "mean"}
-    return rows.groupby("prompt_id", sort=False).agg(columns)
+    rows["question"] = [
+        question(run, columns, prompt)
+        for columns, prompt in zip(run.prompt_columns(prompts), rows["prompt"], strict=True)
+    ]
+    wanted_columns = {"question": "first", "completion": "first", "score": "mean"}
+    return rows.groupby("prompt_id", sort=False).agg(wanted_columns)
 
 
 def change(before: pd.DataFrame, after: pd.DataFrame) -> Change:

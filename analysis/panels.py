@@ -74,6 +74,18 @@ def _reward(axes: Axes, runs: Runs) -> None:
         legend(axes)
 
 
+def _reward_by_time(axes: Axes, runs: Runs) -> None:
+    for colour, name, run in _coloured(runs):
+        steps, seconds = points(run, "time/elapsed")
+        known, values = points(run, "reward/mean")
+        values = smooth(values, smooth_window(len(values)))[np.isin(known, steps)]
+        minutes = seconds[np.isin(steps, known)] / 60
+        axes.plot(minutes, values, color=colour, linewidth=1.8, label=name)
+    label(axes, "Reward by time", "minutes since the start of the run", "mean reward, smoothed")
+    if len(runs) > 1:
+        legend(axes)
+
+
 def _accuracy(axes: Axes, runs: Runs) -> None:
     for colour, name, run in _coloured(runs):
         table = curves.evaluations(run)
@@ -259,6 +271,7 @@ def _ratio(axes: Axes, runs: Runs) -> None:
 
 PANELS: dict[str, Callable[[Axes, Runs], None]] = {
     "reward": _reward,
+    "reward_by_time": _reward_by_time,
     "accuracy": _accuracy,
     "staleness": _staleness,
     "length": _length,

@@ -267,6 +267,12 @@ class Run:
         hidden = [name for name in names if name.endswith("offset") or name == "first_rollout"]
         return frame.drop(columns=hidden)
 
+    def prompt_columns(self, rows: Array) -> list[dict[str, Any]]:
+        """Of prompts, by row number (as in the column `prompt` of `table`): what their row of the
+        data file held beside the prompt."""
+        texts = self._texts("prompts/columns", "prompt_columns/utf8", rows)
+        return [json.loads(text or "{}") for text in texts]
+
     def _texts(self, prefix: str, flat: str, rows: Array) -> list[str]:
         offset = self.store.column(f"{prefix}_offset")
         length = self.store.column(f"{prefix}_length")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
+from typing import Any
 
 from analysis.read_run import Run, StoredRollout
 from analysis.tokens import coloured_pieces, load_tokenizer
@@ -19,11 +20,12 @@ class RolloutView:
 
     def __init__(self, run: Run, rollout_ids: Iterable[int]) -> None:
         self._rollouts = [run.rollout(int(number)) for number in rollout_ids]
-        self._tokenizer = load_tokenizer(run)
+        self._run, self._tokenizer = run, load_tokenizer(run)
 
     def __repr__(self) -> str:
         return "\n\n".join(
-            f"{r.prompt.strip()}\n{r.text}\n[{', '.join(facts(r))}]" for r in self._rollouts
+            f"{question(self._run, r.columns, r.prompt)}\n{r.text.strip()}\n[{', '.join(facts(r))}]"
+            for r in self._rollouts
         )
 
     def _repr_html_(self) -> str:
@@ -33,14 +35,25 @@ class RolloutView:
         tokens = "".join(
             _token(text, level) for text, level in coloured_pieces(self._tokenizer, rollout)
         )
+        asked = question(self._run, rollout.columns, rollout.prompt)
         return (
             '<div style="border-left:3px solid rgba(128,128,128,.4);padding:.1em .8em;'
             'margin:.5em 0">'
-            f'<div style="{_PRE};opacity:.65">{escape(rollout.prompt.strip())}</div>'
+            f'<div style="{_PRE};opacity:.65">{escape(asked)}</div>'
             f'<div style="{_PRE}">{tokens}</div>'
             f'<div style="font-size:.85em;opacity:.75">{escape(", ".join(facts(rollout)))}</div>'
             "</div>"
         )
+
+
+def question(run: Run, columns: dict[str, Any], prompt: str) -> str:
+    """The question as the data have it; the whole prompt where it is not one of their columns."""
+    name = (run.config.get("data") or {}).get("prompt")
+    for column in (name, "question"):
+        text = columns.get(column) if isinstance(column, str) else None
+        if isinstance(text, str):
+            return text.strip()
+    return prompt.strip()
 
 
 def facts(rollout: StoredRollout) -> list[str]:

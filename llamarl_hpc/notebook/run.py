@@ -101,11 +101,12 @@ class Run:
         panels: Sequence[str] | None = None,
         *,
         every_s: float = 5.0,
+        until_step: int | None = None,
         timeout_s: float = DAY_S,
     ) -> None:
         """Status and curves in the output of this cell, anew every few seconds, until the run has
-        ended. Interrupting the kernel ends the watching, not the run. Without a notebook: one line
-        a step."""
+        ended or has made `until_step` steps. Interrupting the kernel ends the watching, not the
+        run. Without a notebook: one line a step."""
         show = _Cell(self, panels) if Slot.is_there() else _Lines(self)
         deadline, asked = time.monotonic() + timeout_s, -_ASK_SLURM_S
         while True:
@@ -115,7 +116,8 @@ class Run:
             if status.has_ended and not ask:
                 status = self.status()
             show(status)
-            if status.has_ended or time.monotonic() > deadline:
+            enough = until_step is not None and status.step >= until_step
+            if enough or status.has_ended or time.monotonic() > deadline:
                 return
             time.sleep(every_s)
 

@@ -61,7 +61,7 @@ def test_a_run_that_has_not_begun_says_so(tmp_path: Path) -> None:
 
 
 def test_an_unknown_panel_is_refused_with_the_known_ones(run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"no panel 'rewards'; panels are reward, accuracy"):
+    with pytest.raises(ConfigError, match=r"no panel 'rewards'; panels are reward, reward_by_time"):
         figure(run, ["rewards"])
 
 

@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_answers_agree_with_the_logged_accuracy(run: Run) -> None:
-    first, last = answers(run, 0), answers(run)
+    first, last = answers(run, "first"), answers(run)
     assert len(first) == len(last) == 32
     accuracies = [e.accuracy for e in run.evaluations()]
     assert first["score"].mean() == accuracies[0] and last["score"].mean() == accuracies[-1]
@@ -51,5 +51,5 @@ def test_a_cell_shows_a_rollout_with_its_tokens_and_facts(run: Run) -> None:
     html, text = view._repr_html_(), repr(view)
     for row in rows.itertuples():
         assert row.completion.rstrip(".") in text and f"rollout {row.rollout_id}" in html
-    assert "<|im_start|>" not in html and "&lt;|im_start|&gt;" in html
+    assert "What is " in html and "im_start" not in html  # the question, without the template
     assert "background:rgba(" in html  # staleness 1 spreads the ratio
