@@ -192,9 +192,16 @@ class WeightsPublished(_Message, frozen=True, tag="weights_published"):
 
     version: int
     epoch: int
-    checksum: str
     num_bytes: int
     seconds: float  # for which the trainer was kept from training
+
+
+class WeightsSummed(_Message, frozen=True, tag="weights_summed"):
+    """What every receiver of `version` must arrive at; "" with weight_sync.verify: off."""
+
+    version: int
+    epoch: int
+    checksum: str
 
 
 class WeightsReceived(_Message, frozen=True, tag="weights_received"):
@@ -204,6 +211,14 @@ class WeightsReceived(_Message, frozen=True, tag="weights_received"):
     epoch: int
     checksum: str
     seconds: float  # from the request to the switch
+
+
+class WeightsRefused(_Message, frozen=True, tag="weights_refused"):
+    """A generator could not fetch or verify `version` and goes on with what it has."""
+
+    version: int
+    epoch: int
+    reason: str
 
 
 class CheckpointCopied(_Message, frozen=True, tag="checkpoint_copied"):
@@ -243,7 +258,9 @@ ToController = (
     | ReferenceSaved
     | Trained
     | WeightsPublished
+    | WeightsSummed
     | WeightsReceived
+    | WeightsRefused
     | CheckpointCopied
     | CheckpointSaved
 )

@@ -47,6 +47,8 @@ from llamarl_hpc.channels.messages import (
     Trained,
     WeightsPublished,
     WeightsReceived,
+    WeightsRefused,
+    WeightsSummed,
 )
 from llamarl_hpc.config.losses import LossSettings
 from llamarl_hpc.config.schema import Config
@@ -551,8 +553,12 @@ class Controller:
             self.flow.reference.on_referred(message)
         elif isinstance(message, WeightsReceived):
             self.weights.on_received(executor, message)
+        elif isinstance(message, WeightsRefused):
+            self.weights.on_refused(executor, message)
         elif isinstance(message, WeightsPublished):
             self.weights.on_published(message)
+        elif isinstance(message, WeightsSummed):
+            self.weights.on_summed(message)
         elif isinstance(message, Trained | CheckpointCopied | Referred | ReferenceSaved):
             self._answer = message
         elif isinstance(message, CheckpointSaved):

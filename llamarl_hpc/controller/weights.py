@@ -18,6 +18,8 @@ from llamarl_hpc.channels.messages import (
     SyncMember,
     WeightsPublished,
     WeightsReceived,
+    WeightsRefused,
+    WeightsSummed,
 )
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
@@ -26,6 +28,7 @@ from llamarl_hpc.controller.schedule import Replica
 from llamarl_hpc.errors import ExecutorFailed, WeightSyncError
 
 log = logging.getLogger(__name__)
+_MAX_REFUSALS = 3
 
 
 class WeightFlow:
@@ -42,7 +45,9 @@ class WeightFlow:
         self.last_blocking_seconds = 0.0  # for which the trainer was kept, last time
         self._members: tuple[str, ...] = ()
         self._published: WeightsPublished | None = None
-        self._checksums: dict[str, str] = {}  # what the replicas of this sync found
+        self._announced: dict[int, str] = {}  # version -> the trainer's checksum
+        self._found: dict[int, dict[str, str]] = {}  # version -> replica -> its checksum
+        self._refusals: dict[str, int] = {}  # replica -> in a row
         self._started = 0.0
 
     def is_due(self, version: int) -> bool:
@@ -64,7 +69,10 @@ class WeightFlow:
             self.epoch, self._members = self.epoch + 1, members
         for name in members:
             self.replicas[name].switching = True
-        self._published, self._checksums = None, {}
+        self._published = None
+        for known in (self._announced, self._found):  # what is still on its way may be of these
+            for old in [v for v in known if v < self.offered]:
+                del known[old]
         self._started = time.monotonic()
         ranks = self.config.resources.generator.num_ranks
         group = [SyncMember(executor=name, num_ranks=ranks) for name in members]
@@ -98,29 +106,47 @@ class WeightFlow:
     def on_published(self, message: WeightsPublished) -> None:
         self._published = message
         self.last_blocking_seconds = message.seconds
-        self._compare_checksums()
         self.bell.ring()
+
+    def on_summed(self, message: WeightsSummed) -> None:
+        """What the trainer offered has this checksum."""
+        self._announced[message.version] = message.checksum
+        self._compare_checksums(message.version)
 
     def on_received(self, replica: str, message: WeightsReceived) -> None:
         """A replica switched."""
         self.replicas[replica].version = message.version
         if self.replicas[replica].switching:
             self.replicas[replica].switching = False
-            self._checksums[replica] = message.checksum
-            self._compare_checksums()
+            self._refusals.pop(replica, None)
+            self._found.setdefault(message.version, {})[replica] = message.checksum
+            self._compare_checksums(message.version)
         if not self._switching():
             self.last_seconds = time.monotonic() - self._started
         self.bell.ring()
 
-    def _compare_checksums(self) -> None:
-        """Every replica must hold, bit for bit, what the trainer published."""
-        if self._published is None:
+    def on_refused(self, replica: str, message: WeightsRefused) -> None:
+        """A replica could not verify a version and keeps its old one. It is offered weights again
+        as soon as the trainer is idle, by a new group; one that never succeeds is given up."""
+        if not self.replicas[replica].switching:
             return
-        for replica, checksum in self._checksums.items():
-            if checksum != self._published.checksum:
+        self.on_lost(replica)
+        self._refusals[replica] = self._refusals.get(replica, 0) + 1
+        log.warning("%s keeps its old weights: %s", replica, message.reason)
+        if self._refusals[replica] >= _MAX_REFUSALS:
+            del self._refusals[replica]
+            times = f"{_MAX_REFUSALS} times in a row"
+            self.fleet.fail(replica, f"could not take new weights {times}: {message.reason}")
+        self.bell.ring()
+
+    def _compare_checksums(self, version: int) -> None:
+        """Every replica must hold, bit for bit, what the trainer published."""
+        announced = self._announced.get(version)
+        for replica, checksum in self._found.get(version, {}).items():
+            if announced is not None and checksum != announced:
                 raise WeightSyncError(
-                    f"{replica} holds version {self._published.version} with checksum {checksum}, "
-                    f"the trainer published {self._published.checksum}"
+                    f"{replica} holds version {version} with checksum {checksum}, the trainer "
+                    f"published {announced}"
                 )
 
     def on_lost(self, replica: str) -> None:

@@ -10,6 +10,7 @@ then start on the new weights. With in-flight updates it happens between two dec
 
 from __future__ import annotations
 
+import logging
 import time
 
 from llamarl_hpc.channels.messages import (
@@ -19,7 +20,9 @@ from llamarl_hpc.channels.messages import (
     Stop,
     ToExecutor,
     WeightsReceived,
+    WeightsRefused,
 )
+from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.executors.base import Context
 from llamarl_hpc.generation.base import GenerationEngine
 from llamarl_hpc.generation.native.engine import NativeEngine
@@ -27,6 +30,8 @@ from llamarl_hpc.models.load import resolve_model
 from llamarl_hpc.placement import lower_priority, row_length
 from llamarl_hpc.weight_sync.base import StagedWeights
 from llamarl_hpc.weight_sync.select import make_receiver
+
+log = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.25  # for the next message when there is nothing to decode
 _POLL_WAIT_S = 0.005  # for weights that are under way when there is nothing to decode
@@ -114,11 +119,23 @@ class GeneratorExecutor:
 
     def _receive_weights(self) -> None:
         if self.request is not None and self.staged is None:
-            self.staged = self.receiver.poll()
+            self.staged = self._poll(self.request)
             if self.staged is not None and not self.in_flight:
                 self.engine.pause_admission(True)
         if self.staged is not None and (self.in_flight or self.engine.num_running == 0):
             self._switch(self.staged)
+
+    def _poll(self, request: ReceiveWeights) -> StagedWeights | None:
+        """Weights that did not arrive whole leave the old ones in force."""
+        try:
+            return self.receiver.poll()
+        except WeightSyncError as error:
+            log.warning("version %d is not taken: %s", request.version, error)
+            self.context.line.send(
+                WeightsRefused(version=request.version, epoch=request.epoch, reason=str(error))
+            )
+            self.request = None
+            return None
 
     def _switch(self, staged: StagedWeights) -> None:
         assert self.request is not None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 from llamarl_hpc.channels.messages import (
@@ -31,6 +32,7 @@ from llamarl_hpc.channels.messages import (
     Train,
     Trained,
     WeightsPublished,
+    WeightsSummed,
 )
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.executors.base import Context
@@ -162,9 +164,19 @@ class TrainerExecutor:
                 WeightsPublished(
                     version=receipt.version,
                     epoch=command.epoch,
-                    checksum=receipt.checksum,
                     num_bytes=receipt.num_bytes,
                     seconds=receipt.seconds,
+                )
+            )
+        if receipt.checksum is not None:
+            receipt.checksum.add_done_callback(lambda checksum: self._summed(command, checksum))
+
+    def _summed(self, command: PublishWeights, checksum: Future[str]) -> None:
+        """Called by the thread that sends the weights."""
+        if not checksum.cancelled():
+            self.context.line.send(
+                WeightsSummed(
+                    version=command.version, epoch=command.epoch, checksum=checksum.result()
                 )
             )
 

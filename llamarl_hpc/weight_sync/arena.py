@@ -9,7 +9,6 @@ import torch
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.types import ParameterSpec
 from llamarl_hpc.weight_sync.base import WeightSource
-from llamarl_hpc.weight_sync.checksum import finish, piece_checksum
 from llamarl_hpc.weight_sync.plan import Arena, Piece
 
 
@@ -42,12 +41,6 @@ def arena_tensors(arena: Arena, memory: torch.Tensor) -> Iterator[tuple[str, tor
         start = arena.offsets[spec.name]
         raw = memory[start : start + spec.numel * dtype.itemsize]
         yield spec.name, raw.view(dtype).view(spec.shape)
-
-
-def arena_checksum(arena: Arena, memory: torch.Tensor) -> str:
-    """The checksum of the version in `memory`."""
-    parts = [piece_checksum(n, 0, t.reshape(-1)) for n, t in arena_tensors(arena, memory)]
-    return finish(arena.specs, parts)
 
 
 def copy_piece(source: WeightSource, piece: Piece, raw: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ then used. A receiver that cannot verify raises `WeightSyncError` and keeps its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,9 +39,11 @@ class WeightSource(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class PublishReceipt:
     version: int
-    checksum: str  # of the whole version, equal on every rank and at every receiver
     num_bytes: int  # of the whole version
     seconds: float  # the trainer was kept from training
+    # Leader only: what every receiver must arrive at, once a thread has summed it up ("" with
+    # weight_sync.verify: off). Cancelled when the version did not go out.
+    checksum: Future[str] | None = None
 
 
 class WeightPublisher(Protocol):

@@ -65,17 +65,17 @@ def _rows(name: str, first_row: int, raw: torch.Tensor) -> int:
     """Sum over whole rows. `raw` uint8 [rows * ROW_BYTES]."""
     num_rows = len(raw) // ROW_BYTES
     factors = _signed(_row_factors(name, first_row, num_rows)).to(raw.device)
-    if _is_aligned(raw) and raw.device.type == "cpu":
-        return _wrap(
-            torch.dot(torch.mv(raw.view(torch.int64).view(-1, ROW_WORDS), _columns()), factors)
-        )
+    if _is_aligned(raw) and raw.device.type == "cpu":  # numpy's loop is faster than torch's
+        words = raw.view(torch.int64).view(-1, ROW_WORDS).numpy()
+        sums = np.einsum("ij,j->i", words, _columns().numpy())
+        return _wrap(torch.dot(torch.from_numpy(sums), factors))
     columns = _columns().to(raw.device)
     total = 0
     for row in range(0, num_rows, _BLOCK_ROWS):
         block = raw[row * ROW_BYTES : (row + _BLOCK_ROWS) * ROW_BYTES]
-        words = (block if _is_aligned(block) else block.clone()).view(torch.int64)
-        sums = (words.view(-1, ROW_WORDS) * columns).sum(dim=1)
-        total += _wrap((sums * factors[row : row + _BLOCK_ROWS]).sum())
+        part = (block if _is_aligned(block) else block.clone()).view(torch.int64)
+        products = (part.view(-1, ROW_WORDS) * columns).sum(dim=1)
+        total += _wrap((products * factors[row : row + _BLOCK_ROWS]).sum())
     return total
 
 

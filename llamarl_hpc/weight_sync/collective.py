@@ -1,7 +1,8 @@
 """Weight sync over the network: broadcasts by the ranks that own the shards (NCCL or gloo).
 
     trainer, every rank   copies the pieces it sends into staging buffers -> training goes on
-    trainer, background   agrees with the receivers (rendezvous.py), then broadcasts its buckets
+    trainer, background   agrees with the receivers (rendezvous.py), then broadcasts its buckets,
+                          and sums them meanwhile
     generator, background receives all buckets into one arena (collective_receiver.py)
 
 Nothing is gathered, and no trainer rank receives what another one sends. Who waits for whom: the
@@ -20,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import msgspec
 import torch
@@ -29,13 +31,9 @@ from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.placement import World
-from llamarl_hpc.weight_sync.arena import (
-    copy_piece,
-    torch_dtype,
-)
+from llamarl_hpc.weight_sync.arena import copy_piece
 from llamarl_hpc.weight_sync.background import run_in_background
 from llamarl_hpc.weight_sync.base import PublishReceipt, WeightSource
-from llamarl_hpc.weight_sync.checksum import finish, piece_checksum
 from llamarl_hpc.weight_sync.group import (
     MAX_OPERATION_S,
     WINDOW,
@@ -61,10 +59,13 @@ from llamarl_hpc.weight_sync.rendezvous import (
     Go,
     Layout,
     Watch,
+    announce_sums,
     clean_up,
     judge,
     read_arrival,
+    read_sums,
 )
+from llamarl_hpc.weight_sync.verification import Verify, bucket_sums, checksum_of
 
 _log = logging.getLogger(__name__)
 
@@ -73,9 +74,10 @@ class _Transfer:
     """One version on its way: what the background thread works on."""
 
     def __init__(
-        self, *, number: int, version: int, epoch: int, checksum: str, members: Sequence[SyncMember]
+        self, *, number: int, version: int, epoch: int, members: Sequence[SyncMember]
     ) -> None:
-        self.number, self.version, self.epoch, self.checksum = number, version, epoch, checksum
+        self.number, self.version, self.epoch = number, version, epoch
+        self.checksum: Future[str] = Future()
         self.receivers = [f"{m.executor} rank {r}" for m in members for r in range(m.num_ranks)]
         self.cancelled = threading.Event()
         self.finished = threading.Event()
@@ -109,10 +111,13 @@ class CollectivePublisher:
         specs = source.parameter_specs()
         self._arena = make_arena(specs)
         owned = world.allgather({spec.name: source.owned_range(spec.name) for spec in specs})
-        plan = make_plan(self._arena, owned, config.bucket_mb << 20)
-        self._mine = [bucket for bucket in plan if bucket.root == world.rank]
+        self._plan = make_plan(self._arena, owned, config.bucket_mb << 20)
+        self._mine = [bucket for bucket in self._plan if bucket.root == world.rank]
+        self._verify: Verify = config.verify
         if world.is_leader:
-            layout = Layout(arena=self._arena, buckets=plan, device=device)
+            layout = Layout(
+                arena=self._arena, buckets=self._plan, device=device, verify=config.verify
+            )
             self._board().put("layout", layout)
         self._staging = self._new_staging()
         self._groups: dict[int, Backend] = {}  # this rank's own, under its rank
@@ -130,22 +135,20 @@ class CollectivePublisher:
     def publish(self, version: int, epoch: int, members: Sequence[SyncMember]) -> PublishReceipt:
         start = time.monotonic()
         self._end_last(epoch)
-        parts = self._world.gather(self._snapshot())
-        checksum = self._world.bcast(finish(self._arena.specs, parts) if parts else None)
+        self._snapshot()
         self._number += 1
-        transfer = _Transfer(
-            number=self._number, version=version, epoch=epoch, checksum=checksum, members=members
-        )
+        transfer = _Transfer(number=self._number, version=version, epoch=epoch, members=members)
         self._transfer, staging = transfer, self._staging
         if members:
             run_in_background(lambda: self._run(transfer, staging), "weights")
         else:
+            transfer.checksum.cancel()
             transfer.finished.set()
         return PublishReceipt(
             version=version,
-            checksum=checksum,
             num_bytes=self._arena.num_bytes,
             seconds=time.monotonic() - start,
+            checksum=transfer.checksum if self._world.is_leader else None,
         )
 
     def close(self) -> None:
@@ -185,29 +188,20 @@ class CollectivePublisher:
                 self._staging = self._new_staging()
                 self._groups = {}
 
-    def _snapshot(self) -> int:
-        """Copy what this rank sends into its staging buffers; returns the sum of it."""
+    def _snapshot(self) -> None:
+        """Copy what this rank sends into its staging buffers."""
         for bucket, memory in zip(self._mine, self._staging, strict=True):
             for piece in bucket.pieces:
                 copy_piece(self._source, piece, memory[piece.offset :][: piece.num_bytes])
         if self._from_gpu:
             torch.cuda.synchronize()
-        return sum(
-            piece_checksum(
-                piece.name,
-                piece.start,
-                memory[piece.offset :][: piece.num_bytes].view(torch_dtype(piece.dtype)),
-            )
-            for bucket, memory in zip(self._mine, self._staging, strict=True)
-            for piece in bucket.pieces
-        )
 
     def _board(self) -> Board:
         return Board(connect_store(self.store_address, self._timeout_s))
 
     def _wait_until_heard(self, transfer: _Transfer) -> None:
         """Leader: the store goes with this process, so let the others read its verdict first."""
-        if not self._world.is_leader or not transfer.receivers:
+        if self._server is None or self._world.size == 1 or not transfer.receivers:
             return
         others = [f"trainer rank {rank}" for rank in range(1, self._world.size)]
         deadline = time.monotonic() + VERDICT_S
@@ -232,6 +226,7 @@ class CollectivePublisher:
             )
             drop_groups(groups)
             self._agreed = (0, [])
+            transfer.checksum.cancel()
         transfer.finished.set()
 
     def _carry_out(
@@ -251,7 +246,10 @@ class CollectivePublisher:
             if self._world.is_leader:
                 self._prepare(transfer, board, watch)
             go = msgspec.json.decode(board.wait(f"go/{number}", watch), type=Go)
-            self._send(go, staging, groups, watch)
+            self._send(go, transfer.version, staging, groups, board, watch)
+            if self._world.is_leader:
+                sums = self._announced(board, number, watch)
+                transfer.checksum.set_result(checksum_of(self._verify, self._arena, sums))
         except (WeightSyncError, RuntimeError) as error:
             problem = str(error)
             board.put(f"failed/{number}", problem)
@@ -293,7 +291,6 @@ class CollectivePublisher:
                 self._agreed = (transfer.number, processes)
             go = Go(
                 number=transfer.number,
-                checksum=transfer.checksum,
                 group=self._agreed[0],
                 receivers=transfer.receivers,
             )
@@ -309,8 +306,10 @@ class CollectivePublisher:
     def _send(
         self,
         go: Go,
+        version: int,
         staging: list[torch.Tensor],
         groups: dict[int, Backend],
+        board: Board,
         watch: Callable[[], None],
     ) -> None:
         if not self._mine:
@@ -329,10 +328,19 @@ class CollectivePublisher:
                 timeout_s=min(self._timeout_s, MAX_OPERATION_S),
             )
         under_way: deque[Work] = deque()
-        for memory in staging:
+        sums: list[list[int]] = []
+        for bucket, memory in zip(self._mine, staging, strict=True):
             watch()
             under_way.append(broadcast(groups[rank], memory))
+            if self._verify != "off":
+                sums.append(bucket_sums(self._verify, version, self._arena, bucket, memory))
             if len(under_way) == WINDOW:
                 finish_work(under_way.popleft(), watch)
+        if self._verify != "off":
+            announce_sums(board, go.number, rank, sums)
         while under_way:
             finish_work(under_way.popleft(), watch)
+
+    def _announced(self, board: Board, number: int, watch: Callable[[], None]) -> list[list[int]]:
+        """The sums of all ranks."""
+        return [] if self._verify == "off" else read_sums(board, number, self._plan, watch)

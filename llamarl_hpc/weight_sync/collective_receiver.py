@@ -21,7 +21,7 @@ from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.types import ParameterSpec
-from llamarl_hpc.weight_sync.arena import StagedArena, arena_checksum, check_specs
+from llamarl_hpc.weight_sync.arena import StagedArena, check_specs
 from llamarl_hpc.weight_sync.background import Fetcher
 from llamarl_hpc.weight_sync.base import StagedWeights
 from llamarl_hpc.weight_sync.group import (
@@ -44,7 +44,9 @@ from llamarl_hpc.weight_sync.rendezvous import (
     Go,
     Layout,
     Watch,
+    read_sums,
 )
+from llamarl_hpc.weight_sync.verification import bucket_sums, checksum_of, compare
 
 
 class CollectiveReceiver:
@@ -69,6 +71,7 @@ class CollectiveReceiver:
         self._process = secrets.token_hex(8)
         self._layout: Layout | None = None
         self._memory: torch.Tensor | None = None
+        self._scratch: list[torch.Tensor] = []  # for buckets whose pieces do not adjoin
         self._groups: dict[int, Backend] = {}  # by the trainer rank that sends
         self._formed = 0  # their group number
         self._fetcher = Fetcher()
@@ -112,13 +115,15 @@ class CollectiveReceiver:
         board.forget([f"answer/{request}"])
         watch.number = go.number
         try:
-            memory = self._receive(layout, go, store_address, watch)
+            self._form_groups(layout, go, store_address)
+            memory, sums = self._receive(layout, version, watch)
+            checksum = self._verify(layout, go.number, sums, board, watch)
         except (WeightSyncError, RuntimeError) as error:
             raise self._give_up(version, error, go, board) from error
         board.put(f"end/{go.number}/{self._me}", "")
         return StagedArena(
             version=version,
-            checksum=go.checksum,
+            checksum=checksum,
             arena=layout.arena,
             memory=memory,
             release=self._fetcher.released,
@@ -138,59 +143,72 @@ class CollectiveReceiver:
         return self._layout
 
     def _receive(
-        self, layout: Layout, go: Go, store_address: str, watch: Callable[[], None]
-    ) -> torch.Tensor:
-        """All buckets, in the plan's order, into the arena; verified."""
+        self, layout: Layout, version: int, watch: Callable[[], None]
+    ) -> tuple[torch.Tensor, list[list[int]]]:
+        """All buckets, in the plan's order, into the arena; their sums."""
         watch()
-        self._form_groups(layout, go, store_address)
         if self._memory is None:
             self._memory = torch.empty(
                 layout.arena.num_bytes, dtype=torch.uint8, device=self._device
             )
         memory = self._memory
-        under_way: deque[tuple[Work, Bucket, torch.Tensor | None]] = deque()
-        for bucket in layout.buckets:
-            under_way.append(self._begin(layout, bucket, memory))
-            if len(under_way) == WINDOW:
-                self._finish(layout, *under_way.popleft(), memory, watch)
-        while under_way:
-            self._finish(layout, *under_way.popleft(), memory, watch)
-        if self._config.verify:
-            found = arena_checksum(layout.arena, memory)
-            if found != go.checksum:
-                raise WeightSyncError(
-                    f"its checksum is {found} but the trainer's is {go.checksum}; the old weights "
-                    "stay in use"
-                )
-        return memory
+        under_way: deque[tuple[Work, Bucket, torch.Tensor, bool]] = deque()
+        sums: list[list[int]] = []
 
-    def _begin(
+        def finish() -> None:
+            work, bucket, arrived, is_scattered = under_way.popleft()
+            finish_work(work, watch)
+            if layout.verify != "off":
+                sums.append(bucket_sums(layout.verify, version, layout.arena, bucket, arrived))
+            if is_scattered:
+                self._scatter(layout, bucket, arrived, memory)
+
+        for bucket in layout.buckets:
+            target, is_scattered = self._target(layout, bucket, memory)
+            work = broadcast(self._groups[bucket.root], target)
+            under_way.append((work, bucket, target, is_scattered))
+            if len(under_way) == WINDOW:
+                finish()
+        while under_way:
+            finish()
+        return memory, sums
+
+    def _target(
         self, layout: Layout, bucket: Bucket, memory: torch.Tensor
-    ) -> tuple[Work, Bucket, torch.Tensor | None]:
-        """Receive straight into the arena where the bucket lies there in one piece."""
+    ) -> tuple[torch.Tensor, bool]:
+        """Where a bucket goes: straight into the arena if it lies there in one piece."""
         start = arena_start(layout.arena, bucket)
         if start is not None:
-            target, scratch = memory[start : start + bucket.num_bytes], None
-        else:
-            scratch = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=self._device)
-            target = scratch
-        return broadcast(self._groups[bucket.root], target), bucket, scratch
+            return memory[start : start + bucket.num_bytes], False
+        if not self._scratch:
+            size = max(b.num_bytes for b in layout.buckets)
+            self._scratch.append(torch.empty(size, dtype=torch.uint8, device=self._device))
+        return self._scratch.pop()[: bucket.num_bytes], True
 
-    def _finish(
-        self,
-        layout: Layout,
-        work: Work,
-        bucket: Bucket,
-        scratch: torch.Tensor | None,
-        memory: torch.Tensor,
-        watch: Callable[[], None],
+    def _scatter(
+        self, layout: Layout, bucket: Bucket, arrived: torch.Tensor, memory: torch.Tensor
     ) -> None:
-        finish_work(work, watch)
-        if scratch is None:
-            return
         for piece in bucket.pieces:
             at = layout.arena.position(piece.name, piece.dtype, piece.start)
-            memory[at : at + piece.num_bytes] = scratch[piece.offset :][: piece.num_bytes]
+            memory[at : at + piece.num_bytes] = arrived[piece.offset :][: piece.num_bytes]
+        whole = arrived.untyped_storage()
+        self._scratch.append(torch.empty(0, dtype=torch.uint8, device=self._device).set_(whole))
+
+    def _verify(
+        self,
+        layout: Layout,
+        number: int,
+        found: list[list[int]],
+        board: Board,
+        watch: Callable[[], None],
+    ) -> str:
+        """Compare with what the senders announce; returns the checksum."""
+        if layout.verify == "off":
+            return ""
+        announced = read_sums(board, number, layout.buckets, watch)
+        for place, bucket in enumerate(layout.buckets):
+            compare(place, bucket, found=found[place], announced=announced[place])
+        return checksum_of(layout.verify, layout.arena, found)
 
     def _form_groups(self, layout: Layout, go: Go, store_address: str) -> None:
         if go.group == self._formed and self._groups:
@@ -211,7 +229,7 @@ class CollectiveReceiver:
     def _give_up(self, version: int, error: Exception, go: Go, board: Board) -> WeightSyncError:
         """Tell the others, hear the verdict, and start from scratch next time."""
         drop_groups(self._groups)
-        self._memory = None  # a hanging operation may still write into the old one
+        self._memory, self._scratch = None, []  # what hangs may still write into the old ones
         verdict: str | None = None
         with contextlib.suppress(WeightSyncError, RuntimeError):
             board.put(f"failed/{go.number}", str(error))

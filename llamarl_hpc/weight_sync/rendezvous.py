@@ -3,6 +3,7 @@
     generator rank  arrived/<receiver>   "I want version 7 of epoch 3: request R of process P"
     trainer rank 0  waits until all receivers have arrived, then
                     answer/<R>, go/<n>   transfer n: checksum, receivers, group number
+    trainer rank    sums/<n>/<rank>: what it has sent, piece by piece, while it is sent
     everybody       broadcasts, then end/<n>/<participant>: "" or what went wrong
     trainer rank 0  waits for all ends, then verdict/<n>: "" or who is to blame
     other trainers  heard/<n>/<participant>: the store may go now
@@ -24,6 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.weight_sync.plan import Arena, Bucket
+from llamarl_hpc.weight_sync.verification import Verify
 
 POLL_S = 0.005
 VERDICT_S = 3.0  # how long those who failed wait to hear whose fault it was
@@ -35,6 +37,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     arena: Arena
     buckets: list[Bucket]
     device: str  # "cpu": gloo, "cuda": NCCL
+    verify: Verify
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +52,6 @@ class Go(msgspec.Struct, frozen=True, kw_only=True):
     """The transfer begins. Receivers are ranks 1, 2, ... of every group, in this order."""
 
     number: int  # of the transfer
-    checksum: str
     group: int
     receivers: list[str]
 
@@ -107,6 +109,26 @@ class Watch:
                 raise WeightSyncError(f"{self._what} failed: {failure}")
 
 
+def announce_sums(board: Board, number: int, rank: int, sums: Sequence[Sequence[int]]) -> None:
+    """The sums of a trainer rank's buckets, in the order of the plan."""
+    board.put(f"sums/{number}/trainer rank {rank}", msgspec.json.encode(sums).decode())
+
+
+def read_sums(
+    board: Board, number: int, buckets: Sequence[Bucket], watch: Callable[[], None]
+) -> list[list[int]]:
+    """The announced sums of all buckets of the plan, as soon as every sender has them."""
+    by_rank = {
+        root: iter(
+            msgspec.json.decode(
+                board.wait(f"sums/{number}/trainer rank {root}", watch), type=list[list[int]]
+            )
+        )
+        for root in sorted({bucket.root for bucket in buckets})
+    }
+    return [next(by_rank[bucket.root]) for bucket in buckets]
+
+
 def read_arrival(board: Board, receiver: str) -> Arrival | None:
     """The last request of a receiver, which may have been answered long ago."""
     text = board.get(f"arrived/{receiver}")
@@ -149,4 +171,4 @@ def _failure(ends: Mapping[str, str], watch: Callable[[], None]) -> str:
 def clean_up(board: Board, number: int, participants: Sequence[str]) -> None:
     """Forget what nobody can be looking for any more."""
     board.forget([f"{key}/{number}" for key in ("go", "verdict", "failed")])
-    board.forget([f"{key}/{number}/{p}" for key in ("end", "heard") for p in participants])
+    board.forget([f"{key}/{number}/{p}" for key in ("end", "heard", "sums") for p in participants])

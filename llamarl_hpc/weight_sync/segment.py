@@ -1,9 +1,14 @@
 """The file in /dev/shm that shared-memory weight sync works on: two slots, a table of readers.
 
-    header     magic, rows in use | per slot: version, checksum | per reader: version taken, rank,
-               executor
+    header     magic, rows in use | per slot: version, serial, verdict | per reader: version taken,
+               rank, executor
     slot 0     one arena (weight_sync/plan.py)
     slot 1     one arena
+    sums       per slot: for every trainer rank the serial it has summed, then a sum for every piece
+               of the plan
+
+A serial counts what was written into a slot. The verdict (serial, 0 or the number of the first bad
+piece + 1) is left by the reader that has compared the sums: all readers look at the same memory.
 
 The kernel keeps the peace: every claim is a lock on a byte of the file (an open file description
 lock), which vanishes with its process, however that dies. So a dead reader never blocks the
@@ -11,6 +16,7 @@ trainer, and a dead trainer's file is known as such and removed by the next one.
 
     OWNER       held by the trainer's leader as long as the file is in use
     ALIVE + i   held by the reader that owns row i of the table
+    JUDGE + s   held by the reader that compares the sums of slot s
     slot s      one byte per reader, held while it reads; all of them, held by the writer
 """
 
@@ -22,9 +28,10 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from llamarl_hpc.errors import ConfigError, WeightSyncError
@@ -36,49 +43,72 @@ MAX_READERS = 480
 HEADER_BYTES = 1 << 16
 
 _PREFIX = f"llamarl-{os.getuid()}-"
-_MAGIC = 0x4C52_4C57_0000_0001  # format 1
+_MAGIC = 0x4C52_4C57_0000_0002  # format 2
 _SLOT_FIELDS = 8  # int64 at 64 + slot * 64
 _READER_AT, _READER_BYTES, _NAME_BYTES = 4096, 128, 96
-_OWNER, _ALIVE, _SLOT = 0, 1000, 2000
+_OWNER, _JUDGE, _ALIVE, _SLOT = 0, 100, 1000, 2000
 _FLOCK = "@hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What the size of a file follows from."""
+
+    num_bytes: int  # of an arena
+    num_ranks: int  # of the trainer
+    num_pieces: int  # of the plan
+
+    @property
+    def sums_bytes(self) -> int:
+        return _slot_bytes(8 * NUM_SLOTS * (self.num_ranks + self.num_pieces))
+
+    @property
+    def sums_at(self) -> int:
+        return HEADER_BYTES + NUM_SLOTS * _slot_bytes(self.num_bytes)
+
+    @property
+    def file_bytes(self) -> int:
+        return self.sums_at + self.sums_bytes
 
 
 class Segment:
     """One process's view of the file. The owner writes, readers map slots copy-on-write."""
 
-    def __init__(self, handle: int, path: Path, num_bytes: int, *, owner: bool) -> None:
+    def __init__(self, handle: int, path: Path, shape: Shape, *, owner: bool) -> None:
         self.path = path
         self._handle: int | None = handle
         self._owner = owner
-        self._slot_bytes = _slot_bytes(num_bytes)
-        size = HEADER_BYTES + NUM_SLOTS * self._slot_bytes
+        self._slot_bytes = _slot_bytes(shape.num_bytes)
+        self._num_ranks = shape.num_ranks
+        size = shape.file_bytes
         if os.fstat(handle).st_size != size:
             raise WeightSyncError(f"{path} is not {size} bytes large as the weights need")
         self._header = mmap.mmap(handle, HEADER_BYTES)
         self._words: Array = np.frombuffer(self._header, dtype=np.int64)
+        self._sums: Array = _map_sums(handle, shape)  # int64 [NUM_SLOTS, ranks + pieces]
         self._row: int | None = None
         if owner:
             self._words[0] = _MAGIC
             for slot in range(NUM_SLOTS):
-                self.set_version(slot, -1, "")
+                self.set_version(slot, -1)
         elif self._words[0] != _MAGIC:
             raise WeightSyncError(f"{path} was written by another version of llamarl_hpc")
 
     # ------------------------------------------------------------------ making and finding
 
     @classmethod
-    def create(cls, num_bytes: int) -> Segment:
-        """A new file for arenas of `num_bytes`. It gets its name only once it is ours and whole,
+    def create(cls, shape: Shape) -> Segment:
+        """A new file. It gets its name only once it is ours and whole,
         so nobody ever sees half of one. Raises ConfigError when memory does not suffice."""
-        if problem := shortage(num_bytes):
+        if problem := shortage(shape.num_bytes):
             raise ConfigError(problem)
         path = SHM / f"{_PREFIX}{secrets.token_hex(8)}"
-        size = HEADER_BYTES + NUM_SLOTS * _slot_bytes(num_bytes)
         handle = os.open(SHM, os.O_TMPFILE | os.O_RDWR, 0o600)
         try:
-            os.posix_fallocate(handle, 0, size)  # now, or a later write dies with SIGBUS
+            os.posix_fallocate(
+                handle, 0, shape.file_bytes
+            )  # now, or a later write dies with SIGBUS
             assert _lock(handle, _OWNER, 1)
-            segment = cls(handle, path, num_bytes, owner=True)
+            segment = cls(handle, path, shape, owner=True)
             folder = os.open(SHM, os.O_RDONLY)
             try:
                 os.link(f"/proc/self/fd/{handle}", path, src_dir_fd=folder, follow_symlinks=True)
@@ -87,16 +117,16 @@ class Segment:
         except OSError as error:
             os.close(handle)
             if error.errno == errno.ENOSPC:
-                raise ConfigError(_shortage_text(num_bytes)) from error
+                raise ConfigError(_shortage_text(shape.num_bytes)) from error
             raise
         return segment
 
     @classmethod
-    def attach(cls, path: Path, num_bytes: int) -> Segment:
+    def attach(cls, path: Path, shape: Shape) -> Segment:
         """Raises FileNotFoundError, or WeightSyncError when the file is another's."""
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            return cls(handle, path, num_bytes, owner=False)
+            return cls(handle, path, shape, owner=False)
         except BaseException:
             os.close(handle)
             raise
@@ -129,13 +159,13 @@ class Segment:
         """-1 while nothing complete is in it."""
         return int(self._words[_SLOT_FIELDS * (1 + slot)])
 
-    def checksum(self, slot: int) -> str:
-        return f"{int(self._words[_SLOT_FIELDS * (1 + slot) + 1]) & (1 << 64) - 1:016x}"
-
-    def set_version(self, slot: int, version: int, checksum: str) -> None:
+    def set_version(self, slot: int, version: int, serial: int = 0) -> None:
         at = _SLOT_FIELDS * (1 + slot)
-        self._words[at + 1] = np.uint64(int(checksum or "0", 16)).astype(np.int64)
+        self._words[at + 1] = serial
         self._words[at] = version
+
+    def serial(self, slot: int) -> int:
+        return int(self._words[_SLOT_FIELDS * (1 + slot) + 1])
 
     def lock_for_writing(self, slot: int) -> bool:
         return _lock(self._fd, _slot_lock(slot), MAX_READERS)
@@ -151,6 +181,38 @@ class Segment:
         assert self._row is not None
         if self._handle is not None:
             _unlock(self._handle, _slot_lock(slot) + self._row, 1)
+
+    # ------------------------------------------------------------------ sums
+
+    def set_sums(self, slot: int, rank: int, serial: int, sums: Mapping[int, int]) -> None:
+        """What trainer rank `rank` found: number of the piece -> sum, modulo 2^64."""
+        for number, value in sums.items():
+            self._sums[slot, self._num_ranks + number] = np.uint64(value).astype(np.int64)
+        self._sums[slot, rank] = serial
+
+    def is_summed(self, slot: int, rank: int, serial: int) -> bool:
+        return int(self._sums[slot, rank]) == serial
+
+    def sums(self, slot: int) -> list[int]:
+        """Of every piece, in the order of the plan."""
+        return [int(v) for v in self._sums[slot, self._num_ranks :].astype(np.uint64)]
+
+    def lock_to_judge(self, slot: int) -> bool:
+        return _lock(self._fd, _JUDGE + slot, 1)
+
+    def unlock_to_judge(self, slot: int) -> None:
+        if self._handle is not None:
+            _unlock(self._handle, _JUDGE + slot, 1)
+
+    def verdict(self, slot: int, serial: int) -> int | None:
+        """0: good; k + 1: piece k is not what was announced; None: nobody has compared yet."""
+        at = _SLOT_FIELDS * (1 + slot)
+        return int(self._words[at + 3]) if int(self._words[at + 2]) == serial else None
+
+    def set_verdict(self, slot: int, serial: int, verdict: int) -> None:
+        at = _SLOT_FIELDS * (1 + slot)
+        self._words[at + 3] = verdict
+        self._words[at + 2] = serial
 
     # ------------------------------------------------------------------ readers
 
@@ -228,6 +290,13 @@ def _shortage_text(num_bytes: int) -> str:
         f"(mount -o remount,size={need + 1024}m {SHM}, or docker run --shm-size) or set "
         "weight_sync.transport: collective"
     )
+
+
+def _map_sums(handle: int, shape: Shape) -> Array:
+    memory = mmap.mmap(handle, shape.sums_bytes, offset=shape.sums_at)
+    row = shape.num_ranks + shape.num_pieces
+    words: Array = np.frombuffer(memory, dtype=np.int64, count=NUM_SLOTS * row)
+    return words.reshape(NUM_SLOTS, row)
 
 
 def _slot_bytes(num_bytes: int) -> int:

@@ -24,7 +24,8 @@ from llamarl_hpc.weight_sync.collective import CollectivePublisher
 from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
 from llamarl_hpc.weight_sync.plan import make_arena
 from llamarl_hpc.weight_sync.segment import shortage
-from llamarl_hpc.weight_sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
+from llamarl_hpc.weight_sync.shared_memory import SharedMemoryPublisher
+from llamarl_hpc.weight_sync.shared_memory_receiver import SharedMemoryReceiver
 
 _log = logging.getLogger(__name__)
 

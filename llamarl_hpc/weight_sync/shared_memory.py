@@ -1,9 +1,11 @@
 """Weight sync on one node: the trainer writes into shared memory, generators read it in place.
 
     trainer rank 0   waits for the readers of the older slot -> lock
-    every rank       copies the pieces it holds, sums them               (one memcpy in all)
-    trainer rank 0   adds the sums, writes version and checksum -> unlock; training goes on
-    generator rank   (background) waits for the version -> lock -> sums it -> staged
+    every rank       copies the pieces it holds                          (one memcpy in all)
+    trainer rank 0   writes the version -> unlock; training goes on
+    every rank       (background) sums what it wrote, piece by piece
+    generator rank   (background) waits for the version -> lock; the first one compares the sums
+                     for all readers of this memory -> staged
     generator        the engine copies from the slot -> release
 
 Two slots: version v+1 is written while v is still being read; only v+2 waits for the readers of v
@@ -15,12 +17,11 @@ trainer's start on this machine.
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 import socket
+import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from concurrent.futures import Future
 
 import msgspec
 import torch
@@ -30,30 +31,17 @@ from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.types import ParameterSpec
-from llamarl_hpc.weight_sync.arena import (
-    StagedArena,
-    arena_checksum,
-    check_specs,
-    copy_piece,
-    torch_dtype,
-)
-from llamarl_hpc.weight_sync.background import Fetcher
-from llamarl_hpc.weight_sync.base import PublishReceipt, StagedWeights, WeightSource
-from llamarl_hpc.weight_sync.checksum import finish, piece_checksum
-from llamarl_hpc.weight_sync.plan import Arena, make_arena, make_plan
+from llamarl_hpc.weight_sync.arena import copy_piece
+from llamarl_hpc.weight_sync.background import run_in_background
+from llamarl_hpc.weight_sync.base import PublishReceipt, WeightSource
+from llamarl_hpc.weight_sync.manifest import Manifest, write_manifest
+from llamarl_hpc.weight_sync.plan import make_arena, make_plan
 from llamarl_hpc.weight_sync.segment import NUM_SLOTS, Segment, remove_stale
+from llamarl_hpc.weight_sync.verification import checksum_of, piece_sum
 
 _POLL_S = 0.002
+_CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Where receivers find the weights: `weights/manifest.json` in the run folder."""
-
-    host: str
-    path: str
-    arena: Arena
 
 
 class SharedMemoryPublisher:
@@ -66,40 +54,59 @@ class SharedMemoryPublisher:
     ) -> None:
         self._world, self._source, self._timeout_s = world, source, config.timeout_s
         specs = source.parameter_specs()
-        self._arena = make_arena(specs)
+        arena = make_arena(specs)
         owned = world.allgather({spec.name: source.owned_range(spec.name) for spec in specs})
-        plan = make_plan(self._arena, owned, config.bucket_mb << 20)
-        self._mine = [bucket for bucket in plan if bucket.root == world.rank]
+        plan = make_plan(arena, owned, config.bucket_mb << 20)
+        self._layout = Manifest(
+            host=socket.gethostname(),
+            path="",
+            arena=arena,
+            buckets=plan,
+            num_ranks=world.size,
+            verify=config.verify,
+        )
+        self._mine = [
+            (number, piece)
+            for number, (_, bucket, piece) in enumerate(self._layout.pieces())
+            if bucket.root == world.rank
+        ]
         self._segment = self._open(run)
         self._slots = [
             torch.frombuffer(self._segment.map_slot(slot, writable=True), dtype=torch.uint8)
             for slot in range(NUM_SLOTS)
         ]
         self._offered: list[set[str]] = [set() for _ in range(NUM_SLOTS)]  # executors, leader only
-        self._next = 0
+        self._summed = [_done() for _ in range(NUM_SLOTS)]
+        self._serial = 0  # of what was written last
 
     def publish(self, version: int, epoch: int, members: Sequence[SyncMember]) -> PublishReceipt:
         start = time.monotonic()
-        slot, executors = self._next, {member.executor for member in members}
+        slot, executors = self._serial % NUM_SLOTS, {member.executor for member in members}
+        self._summed[slot].wait(self._timeout_s)
         problem = self._claim(slot, executors) if self._world.is_leader else None
         if problem := self._world.bcast(problem):
             raise WeightSyncError(problem)
-        parts = self._world.gather(self._write(slot))
-        checksum = ""
-        if parts is not None:
-            checksum = finish(self._arena.specs, parts)
-            self._segment.set_version(slot, version, checksum)
+        self._serial += 1
+        for _, piece in self._mine:
+            copy_piece(self._source, piece, self._layout.memory_of(self._slots[slot], piece))
+        self._world.barrier()
+        checksum: Future[str] | None = None
+        if self._world.is_leader:
+            self._segment.set_version(slot, version, self._serial)
             self._segment.unlock_for_writing(slot)
             self._offered[slot] = executors
-        self._next = (slot + 1) % NUM_SLOTS
+            checksum = Future()
+        self._sum_beside(slot, version, checksum)
         return PublishReceipt(
             version=version,
-            checksum=self._world.bcast(checksum),
-            num_bytes=self._arena.num_bytes,
+            num_bytes=self._layout.arena.num_bytes,
             seconds=time.monotonic() - start,
+            checksum=checksum,
         )
 
     def close(self) -> None:
+        for summed in self._summed:
+            summed.wait(_CLOSE_S)
         self._slots = []
         self._segment.close()
 
@@ -109,13 +116,13 @@ class SharedMemoryPublisher:
         problem: Exception | None = None
         if self._world.is_leader:
             try:
-                created = _create(run, self._arena)
+                created = _create(run, self._layout)
             except Exception as error:  # the others wait in the broadcast: tell them first
                 problem = error
         path, problem = self._world.bcast((created and created.path, problem))
         if problem is not None:
             raise problem
-        return created or Segment.attach(path, self._arena.num_bytes)
+        return created or Segment.attach(path, self._layout.shape)
 
     def _claim(self, slot: int, executors: set[str]) -> str | None:
         """Wait until nobody needs what is in the slot, and lock it; else say who does."""
@@ -123,7 +130,7 @@ class SharedMemoryPublisher:
         while True:
             needed_by = list(self._segment.slow_readers(slot, self._offered[slot] & executors))
             if not needed_by and self._segment.lock_for_writing(slot):
-                self._segment.set_version(slot, -1, "")
+                self._segment.set_version(slot, -1)
                 return None
             if time.monotonic() >= deadline:
                 return (
@@ -132,170 +139,59 @@ class SharedMemoryPublisher:
                 )
             time.sleep(_POLL_S)
 
-    def _write(self, slot: int) -> int:
-        """Copy this rank's pieces into the slot; returns their sum."""
-        total = 0
-        for bucket in self._mine:
-            for piece in bucket.pieces:
-                at = self._arena.position(piece.name, piece.dtype, piece.start)
-                raw = self._slots[slot][at : at + piece.num_bytes]
-                copy_piece(self._source, piece, raw)
-                total += piece_checksum(piece.name, piece.start, raw.view(torch_dtype(piece.dtype)))
-        return total
+    # ------------------------------------------------------------------ background thread
+
+    def _sum_beside(self, slot: int, version: int, checksum: Future[str] | None) -> None:
+        layout, segment, serial, rank = self._layout, self._segment, self._serial, self._world.rank
+        if layout.verify == "off":
+            if checksum is not None:
+                checksum.set_result("")
+            return
+        memory = [(n, p, layout.memory_of(self._slots[slot], p)) for n, p in self._mine]
+        summed = self._summed[slot]
+        summed.clear()
+
+        def work() -> None:
+            try:
+                segment.set_sums(
+                    slot,
+                    rank,
+                    serial,
+                    {
+                        number: piece_sum(layout.verify, version, layout.arena, piece, raw)
+                        for number, piece, raw in memory
+                    },
+                )
+            finally:
+                summed.set()
+            if checksum is not None:
+                self._announce(slot, serial, checksum)
+
+        run_in_background(work, "sums")
+
+    def _announce(self, slot: int, serial: int, checksum: Future[str]) -> None:
+        """Leader: the checksum of the whole version, once all ranks have summed theirs."""
+        deadline, ranks = time.monotonic() + self._timeout_s, range(self._world.size)
+        while not all(self._segment.is_summed(slot, rank, serial) for rank in ranks):
+            if time.monotonic() >= deadline:
+                checksum.cancel()
+                return
+            time.sleep(_POLL_S)
+        sums = self._segment.sums(slot)
+        checksum.set_result(checksum_of(self._layout.verify, self._layout.arena, [sums]))
 
 
-def _create(run: RunDir, arena: Arena) -> Segment:
+def _create(run: RunDir, layout: Manifest) -> Segment:
     """A new file, named in the manifest; what dead trainers left behind is removed first."""
     for path in remove_stale():
         _log.warning("removed %s, which a killed run had left behind", path)
-    segment = Segment.create(arena.num_bytes)
-    manifest = Manifest(host=socket.gethostname(), path=str(segment.path), arena=arena)
-    run.weights.mkdir(exist_ok=True)
-    beside = run.weights / f".manifest.{secrets.token_hex(4)}"
-    beside.write_bytes(msgspec.json.encode(manifest))
-    os.replace(beside, _manifest(run))
+    segment = Segment.create(layout.shape)
+    manifest = msgspec.structs.replace(layout, path=str(segment.path))
+    write_manifest(run, manifest)
     return segment
 
 
-def _manifest(run: RunDir) -> Path:
-    return run.weights / "manifest.json"
-
-
-class SharedMemoryReceiver:
-    """On every generator rank (a `WeightReceiver`). Finds the trainer's file at the first fetch.
-
-    `specs`, if given, are the tensors that the generator needs; others are refused.
-    """
-
-    def __init__(
-        self,
-        *,
-        run: RunDir,
-        config: WeightSyncConfig,
-        executor: str,
-        rank: int,
-        specs: Sequence[ParameterSpec] | None = None,
-    ) -> None:
-        self._run, self._config, self._specs = run, config, specs
-        self._executor, self._rank = executor, rank
-        self._attached: tuple[Segment, Arena] | None = None
-        self._slots: list[torch.Tensor] = []
-        self._fetcher = Fetcher()
-
-    def start(
-        self, version: int, epoch: int, members: Sequence[SyncMember], store_address: str
-    ) -> None:
-        self._fetcher.submit(lambda: self._fetch(version))
-
-    def poll(self) -> StagedWeights | None:
-        return self._fetcher.poll()
-
-    def close(self) -> None:
-        self._fetcher.close()
-        self._slots = []
-        if self._attached is not None:
-            self._attached[0].close()
-
-    # ------------------------------------------------------------------ background thread
-
-    def _fetch(self, version: int) -> StagedWeights:
-        deadline = time.monotonic() + self._config.timeout_s
-        segment, arena = self._attach(version, deadline)
-        try:
-            slot = self._wait_for(segment, version, deadline)
-        finally:
-            segment.set_taken(version)
-        staged = StagedArena(
-            version=version,
-            checksum=segment.checksum(slot),
-            arena=arena,
-            memory=self._slots[slot],
-            release=lambda: self._release(segment, slot),
-        )
-        if self._config.verify:
-            found = arena_checksum(arena, self._slots[slot])
-            if found != staged.checksum:
-                segment.unlock_for_reading(slot)
-                raise WeightSyncError(
-                    f"version {version} at {self._who}: its checksum is {found} but the trainer's "
-                    f"is {staged.checksum}; the old weights stay in use"
-                )
-        return staged
-
-    def _release(self, segment: Segment, slot: int) -> None:
-        segment.unlock_for_reading(slot)
-        self._fetcher.released()
-
-    def _wait_for(self, segment: Segment, version: int, deadline: float) -> int:
-        """The slot that holds `version`, locked for reading."""
-        while True:
-            versions = [segment.version(slot) for slot in range(NUM_SLOTS)]
-            if version in versions:
-                slot = versions.index(version)
-                if segment.lock_for_reading(slot):
-                    if segment.version(slot) == version:
-                        return slot
-                    segment.unlock_for_reading(slot)
-            elif max(versions) > version:
-                raise WeightSyncError(
-                    f"version {version} came too late to {self._who}: it has been replaced by "
-                    f"version {max(versions)}"
-                )
-            elif not segment.is_owned():
-                raise WeightSyncError(f"the trainer is gone; {self._who} waited for its weights")
-            self._pause(version, deadline)
-
-    def _attach(self, version: int, deadline: float) -> tuple[Segment, Arena]:
-        """The file of a living trainer; what an older attempt left behind is passed over."""
-        while self._attached is None:
-            manifest = _read_manifest(self._run)
-            if manifest is not None:
-                self._attached = self._open(manifest)
-            if self._attached is None:
-                self._pause(version, deadline)
-        return self._attached
-
-    def _open(self, manifest: Manifest) -> tuple[Segment, Arena] | None:
-        if manifest.host != socket.gethostname():
-            raise WeightSyncError(
-                f"{self._who} runs on {socket.gethostname()} but the trainer shares its weights "
-                f"on {manifest.host}; set weight_sync.transport: collective"
-            )
-        try:
-            segment = Segment.attach(Path(manifest.path), manifest.arena.num_bytes)
-        except FileNotFoundError:
-            return None
-        if not segment.is_owned():
-            segment.close()
-            return None
-        if self._specs is not None:
-            check_specs(manifest.arena.specs, self._specs)
-        segment.register(self._executor, self._rank)
-        self._slots = [
-            torch.frombuffer(segment.map_slot(slot, writable=False), dtype=torch.uint8)
-            for slot in range(NUM_SLOTS)
-        ]
-        return segment, manifest.arena
-
-    def _pause(self, version: int, deadline: float) -> None:
-        if self._fetcher.closing.is_set():
-            raise WeightSyncError(f"{self._who} was closed while it waited for version {version}")
-        if time.monotonic() >= deadline:
-            raise WeightSyncError(
-                f"the trainer did not publish version {version} within "
-                f"{self._config.timeout_s:g} s; {self._who} waited for it"
-            )
-        time.sleep(_POLL_S)
-
-    @property
-    def _who(self) -> str:
-        return f"{self._executor} rank {self._rank}"
-
-
-def _read_manifest(run: RunDir) -> Manifest | None:
-    try:
-        return msgspec.json.decode(_manifest(run).read_bytes(), type=Manifest)
-    except FileNotFoundError:
-        return None
-    except msgspec.MsgspecError as error:
-        raise WeightSyncError(f"{_manifest(run)} cannot be read: {error}") from error
+def _done() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event

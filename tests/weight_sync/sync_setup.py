@@ -9,7 +9,7 @@ import torch
 
 from llamarl_hpc.placement import World
 from llamarl_hpc.types import ParameterSpec
-from llamarl_hpc.weight_sync.base import StagedWeights, WeightReceiver
+from llamarl_hpc.weight_sync.base import PublishReceipt, StagedWeights, WeightReceiver
 
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "embed.weight": ((512, 130), torch.float32),
@@ -84,6 +84,12 @@ class ThreadWorld(World):
 
     def barrier(self) -> None:
         self.allgather(None)
+
+
+def checksum_of(receipt: PublishReceipt) -> str:
+    """What the leader's thread arrives at."""
+    assert receipt.checksum is not None
+    return receipt.checksum.result(20)
 
 
 def wait_staged(receiver: WeightReceiver, timeout_s: float = 20.0) -> StagedWeights:

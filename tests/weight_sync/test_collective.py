@@ -9,11 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-import torch
-from sync_setup import SPECS, ThreadWorld, ToySource, assert_holds, wait_staged, weights
+from sync_setup import (
+    SPECS,
+    ThreadWorld,
+    ToySource,
+    assert_holds,
+    checksum_of,
+    wait_staged,
+    weights,
+)
 
 from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
@@ -24,6 +32,7 @@ from llamarl_hpc.weight_sync.base import PublishReceipt
 from llamarl_hpc.weight_sync.checksum import version_checksum
 from llamarl_hpc.weight_sync.collective import CollectivePublisher
 from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
+from llamarl_hpc.weight_sync.verification import Verify
 
 CONFIG = WeightSyncConfig(timeout_s=15.0, bucket_mb=1)
 SHORT = WeightSyncConfig(timeout_s=1.0, bucket_mb=1)
@@ -74,7 +83,7 @@ class Trainer:
                 tensor.zero_()  # training goes on: the snapshot must not care
 
         self.on_all_ranks(on_rank)
-        assert len({receipt.checksum for receipt in receipts.values()}) == 1
+        assert all((receipt.checksum is None) == (rank > 0) for rank, receipt in receipts.items())
         return receipts[0]
 
     def wait_failure(self, timeout_s: float = 20.0) -> str:
@@ -131,8 +140,8 @@ def test_all_receivers_get_the_bits_of_every_version(
     trainer = Trainer(size=size, sharded=sharded)
     for version in range(1, 4):
         receipt = trainer.publish(version, members(0, 1))
-        assert receipt.checksum == version_checksum(SPECS, weights(version))
         take_all(trainer, readers, version, members(0, 1), 1)
+        assert checksum_of(receipt) == version_checksum(SPECS, weights(version))
     trainer.publish(4, members(0, 1))  # waits for transfer 3, so its verdict is in
     assert trainer.publishers[0].failure == ""
     take_all(trainer, readers, 4, members(0, 1), 1)
@@ -223,23 +232,30 @@ def test_a_trainer_that_is_gone_is_an_error_at_once() -> None:
     reader.close()
 
 
+# bucket, parameter and sender of byte 98,765
+NAMED = (
+    r"generator\.0 rank 0: its checksum of embed\.weight, elements 0:66560 \(bucket 0, sent by "
+    r"trainer rank 0\) is \w{16} but the trainer's is \w{16}"
+)
+
+
 def test_a_corrupted_byte_is_found_and_the_next_version_is_fine(
     readers: list[CollectiveReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer()
-    genuine = collective_receiver.arena_checksum
+    genuine = collective_receiver.bucket_sums
 
-    def corrupt(arena: object, memory: torch.Tensor) -> str:
-        memory[98_765] ^= 1
-        return genuine(arena, memory)  # type: ignore[arg-type]
+    def corrupt(verify: Verify, version: int, *where: Any) -> list[int]:
+        where[-1][98_765] ^= 1  # the bucket's bytes
+        return genuine(verify, version, *where)
 
-    monkeypatch.setattr(collective_receiver, "arena_checksum", corrupt)
+    monkeypatch.setattr(collective_receiver, "bucket_sums", corrupt)
     readers[0].start(1, 1, members(0), trainer.store_address)
     trainer.publish(1, members(0))
-    with pytest.raises(WeightSyncError, match=r"generator\.0 rank 0: its checksum is"):
+    with pytest.raises(WeightSyncError, match=NAMED):
         wait_staged(readers[0])
     assert "checksum" in trainer.wait_failure()
-    monkeypatch.setattr(collective_receiver, "arena_checksum", genuine)
+    monkeypatch.setattr(collective_receiver, "bucket_sums", genuine)
     trainer.publish(2, members(0))
     take_all(trainer, readers[:1], 2, members(0), 1)
     trainer.close()

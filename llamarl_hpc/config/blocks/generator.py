@@ -41,4 +41,8 @@ class WeightSyncConfig(Block):
     )
     bucket_mb: PositiveInt = Field(64, description="Bytes of one broadcast, in MiB.")
     timeout_s: PositiveFloat = Field(300.0, description="After that the slow member is named.")
-    verify: bool = Field(True, description="Checksum of every version at every receiver.")
+    verify: Literal["full", "sampled", "off"] = Field(
+        "full",
+        description="What is summed and compared before a version is used: all of it, another "
+        "sixteenth of it with every version, or nothing.",
+    )
