@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,10 @@ def _known_to_scontrol(job: str, run: Run) -> RunDir | None:
 def _known_to_sacct(job: str, run: Run) -> RunDir | None:
     columns = ["--allocations", "--noheader", "--parsable2", "--format=SubmitLine"]
     answer = run(["sacct", *columns, f"--jobs={job}"])
-    for line in answer.stdout.splitlines():
-        try:
-            words = shlex.split(line)
-        except ValueError:
-            continue
-        if words and (folder := _run_of_file(words[-1])):
-            return folder
+    for line in answer.stdout.splitlines():  # sbatch --parsable RUN/slurm/FILE, without any quotes
+        for start in re.finditer(r"(?<=[ '])/", line):
+            if folder := _run_of_file(line[start.start() :].rstrip("'")):
+                return folder
     return None
 
 

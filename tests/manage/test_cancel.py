@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import MakeRun
 from fake_slurm import FakeSlurm
+from run_folders import MakeRun
 
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.manage.cancel import NotEnded, cancel_run

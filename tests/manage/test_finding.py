@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import DOWN, MakeRun
 from fake_slurm import FakeSlurm
+from run_folders import DOWN, MakeRun
 
 from llamarl_hpc.errors import ConfigError, RunDirError
 from llamarl_hpc.manage.find import find_run
@@ -37,14 +37,19 @@ def test_what_slurm_has_forgotten_is_looked_for_below_the_current_folder(
     assert find_run("700") == run and find_run("702") == by_hand
 
 
+@pytest.mark.parametrize("quote", ["", "'"])  # Slurm writes no quotes, today
 def test_accounting_knows_which_script_was_submitted(
-    slurm: FakeSlurm, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: FakeSlurm,
+    make_run: MakeRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quote: str,
 ) -> None:
-    run = make_run(name="a b")
+    run = make_run(name="a /b")
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.chdir(empty)
-    line = f"sbatch --parsable '{run.path}/slurm/.submission_file_1.sh'\n"
+    line = f"sbatch --parsable {quote}{run.path}/slurm/.submission_file_1.sh{quote}\n"
     slurm.answer("sacct", (0, f"sbatch: it's odd\n{line}", ""))
     assert find_run("700") == run
 

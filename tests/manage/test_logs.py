@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import MakeRun
 from fake_slurm import FakeSlurm
+from run_folders import MakeRun
 
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.manage import logs

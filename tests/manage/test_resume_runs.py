@@ -6,8 +6,8 @@ import socket
 import time
 
 import pytest
-from conftest import DOWN, MakeRun
 from fake_slurm import FakeSlurm
+from run_folders import DOWN, MakeRun
 
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.manage.resume import check_resumable, free_for_here, is_for_slurm, resume_run
@@ -49,7 +49,7 @@ def test_a_cancelled_run_is_submitted_again_in_its_folder(
     assert not run.stop_requested.exists()
     assert [entry["id"] for entry in run.read_info()["jobs"]] == ["700", "701"]
     script = job.paths.submission_file.read_text().splitlines()[-1]
-    assert f"resume {run.path} --plain --set trainer.max_steps=20" in script
+    assert f" resume {run.path} " in script and script.endswith("--set trainer.max_steps=20")
 
 
 @pytest.mark.parametrize(

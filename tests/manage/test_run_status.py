@@ -9,8 +9,8 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import DOWN, MakeRun
 from fake_slurm import FakeSlurm
+from run_folders import DOWN, MakeRun
 
 from llamarl_hpc.manage.status import read_status
 

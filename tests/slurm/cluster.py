@@ -1,8 +1,9 @@
 """A real Slurm on this machine: slurmctld and several slurmd, without root, munge or cgroups.
 
 Every "node" is one slurmd with a name, a port and a folder of its own on this host. Three
-partitions as a heterogeneous job wants them, and one of all nodes. GPUs are made up (gres.conf
-takes a link to /dev/null for a device). No accounting: what needs it is tested with stub programs.
+partitions as a heterogeneous job wants them, one of all nodes, and the two of the example in
+docs/slurm.md. GPUs are made up (gres.conf takes a link to /dev/null for a device). Without
+accounting, as many small clusters are; with it where MariaDB and slurmdbd are installed.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from accounting import Accounting, free_ports, wait_for
 
 _CONF = """
 ClusterName=tests
@@ -27,7 +28,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
 CredType=cred/none
-AccountingStorageType=accounting_storage/none
+{accounting}
 JobCompType=jobcomp/none
 StateSaveLocation={state}
 SlurmdSpoolDir={spool}/%n
@@ -55,12 +56,15 @@ MinJobAge=300
 InactiveLimit=0
 GresTypes=gpu
 NodeName=node[1-4] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=4 \\
-    Sockets=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=3000 Gres=gpu:4 State=UNKNOWN
+    Sockets=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=3000 Gres=gpu:a100:4 State=UNKNOWN
 PartitionName=trainer Nodes=node[1-2] MaxTime=01:00:00 DefaultTime=5 State=UP Default=YES
 PartitionName=generator Nodes=node3 MaxTime=01:00:00 DefaultTime=5 State=UP
 PartitionName=reward Nodes=node4 MaxTime=01:00:00 DefaultTime=5 State=UP
 PartitionName=all Nodes=ALL MaxTime=01:00:00 DefaultTime=5 State=UP
+PartitionName=cpu Nodes=node[1-2] MaxTime=01:00:00 DefaultTime=5 State=UP
+PartitionName=gpu Nodes=node[3-4] MaxTime=01:00:00 DefaultTime=5 State=UP
 """
+_NONE = "AccountingStorageType=accounting_storage/none"
 _NODES = ("node1", "node2", "node3", "node4")
 
 
@@ -69,6 +73,7 @@ class Cluster:
     """`start()`, use with `environ()`, `stop()`. `folder` must have a short path (sockets)."""
 
     folder: Path
+    accounting: Accounting | None = None
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -81,10 +86,12 @@ class Cluster:
 
     def start(self) -> None:
         self._configure()
+        if self.accounting is not None:
+            self.accounting.start()
         self._daemon("slurmctld", "-D", "-c")
         for node in _NODES:
             self._daemon("slurmd", "-D", "-N", node)
-        _wait(
+        wait_for(
             30.0,
             "idle nodes",
             lambda: self._run("sinfo", "-hN", "-pall", "-tidle").count("node") == len(_NODES),
@@ -103,6 +110,8 @@ class Cluster:
                 daemon.wait(10.0)
             except subprocess.TimeoutExpired:
                 daemon.kill()
+        if self.accounting is not None:
+            self.accounting.stop()
         for process in psutil.process_iter():
             if self._is_ours(process):
                 process.kill()
@@ -152,7 +161,7 @@ class Cluster:
             (places["tmp"] / node).mkdir()
         for number in range(4):
             (places["gpu"] / f"gpu{number}").symlink_to("/dev/null")
-        first = _free_ports(1 + len(_NODES))
+        first = free_ports(1 + len(_NODES))
         self.conf.write_text(
             _CONF.format(
                 folder=self.folder,
@@ -161,35 +170,11 @@ class Cluster:
                 port=first,
                 first=first + 1,
                 last=first + len(_NODES),
+                accounting=self.accounting.conf if self.accounting is not None else _NONE,
                 **places,
             )
         )
         (self.folder / "gres.conf").write_text(
-            f"NodeName=node[1-4] Name=gpu File={places['gpu']}/gpu[0-3]\n"
+            f"NodeName=node[1-4] Name=gpu Type=a100 File={places['gpu']}/gpu[0-3]\n"
         )
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-
-
-def _free_ports(number: int) -> int:
-    """First of `number` ports in a row that nobody listens on."""
-    for first in range(17_000, 30_000, 50):
-        sockets = []
-        try:
-            for port in range(first, first + number):
-                probe = socket.socket()
-                sockets.append(probe)
-                probe.bind(("127.0.0.1", port))
-            return first
-        except OSError:
-            continue
-        finally:
-            for probe in sockets:
-                probe.close()
-    raise AssertionError("no free ports")
-
-
-def _wait(timeout_s: float, what: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {timeout_s} s"
-        time.sleep(0.1)
