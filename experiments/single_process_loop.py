@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llamarl_hpc.batching.credit import CreditRules, assign_credit
+from llamarl_hpc.batching.credit import CreditRules, assign_credit, divergence
 from llamarl_hpc.batching.packing import (
     micro_batches_of_rank,
     rollouts_with_gradient,
@@ -70,6 +70,9 @@ def train_loop(config: Config) -> Iterator[dict[str, Any]]:
         max_context=row_length(config),
     )
     policy = build_policy(config, model_folder)
+    reference = None  # a third copy, frozen, if there is a KL term
+    if config.algorithm.beta > 0.0:
+        reference = build_policy(config, resolve_model(config.reference.path or config.model.path))
     optimizer = build_optimizer(policy, config.trainer)
     version = 0  # of the policy: optimizer steps applied
 
@@ -78,7 +81,13 @@ def train_loop(config: Config) -> Iterator[dict[str, Any]]:
         questions = [cursor.next() for _ in range(config.rollout.prompts_per_step)]
         answers = generate(generator, questions, step, config)
         scores = [score(rewards, q, a) for q, a in zip(questions, answers, strict=True)]
-        batch = make_batch(step, questions, answers, scores, config)
+        batch = make_batch(step, version, questions, answers, scores, config)
+        if reference is not None:
+            update_steps = config.reference.update_steps
+            if update_steps and step % update_steps == 0:
+                reference.load_state_dict(policy.state_dict())
+            logprobs_N = reference_logprobs(reference, batch, config)
+            batch = make_batch(step, version, questions, answers, scores, config, logprobs_N)
         figures, grad_norm = train_step(policy, optimizer, batch, version, config)
         if grad_norm is not None:
             version += 1
@@ -130,20 +139,30 @@ def score(
 
 def make_batch(
     step: int,
+    version: int,
     questions: Sequence[Prompt],
     answers: Sequence[Sequence[Completion]],
     scores: Sequence[Sequence[float]],
     config: Config,
+    reference_N: np.ndarray | None = None,
 ) -> TrainBatch:
-    """Flat arrays: prompts one after the other, completions one after the other."""
+    """Flat arrays: prompts one after the other, completions one after the other. `reference_N`:
+    log-probs of the reference, for a KL term in the loss or in the reward."""
     completions = [c for group in answers for c in group]
     lengths = np.array([len(c.token_ids) for c in completions], dtype=np.int32)
+    rules, kl = CreditRules.of(config), None
+    if reference_N is not None and rules.beta > 0.0:
+        rows = iter(np.split(reference_N, np.cumsum(lengths)[:-1]))
+        kl = [[divergence(c.logprobs, next(rows), rules.kl_estimator) for c in a] for a in answers]
     credit = assign_credit(
         scores,
         [[len(c.token_ids) for c in group] for group in answers],
         [[c.finish_reason is FinishReason.LENGTH for c in group] for group in answers],
-        CreditRules.of(config),
+        rules,
+        kl,
     )
+    spans = [span for c in completions for span in c.versions]
+    versions = np.repeat([s.version for s in spans], [s.end - s.start for s in spans])
     return TrainBatch(
         step=step,
         temperature=config.rollout.temperature,
@@ -155,7 +174,26 @@ def make_batch(
         logprobs=np.concatenate([c.logprobs for c in completions]),
         loss_mask=np.repeat(credit.trained, lengths),
         advantages=credit.advantages.astype(np.float32),
+        logprobs_reference=reference_N if kl is None else None,
+        lags=(version - versions).astype(np.int32),
     )
+
+
+def reference_logprobs(reference: PolicyModel, batch: TrainBatch, config: Config) -> np.ndarray:
+    """float32 [N], of every token of the batch."""
+    logprobs_N = np.zeros(len(batch.completion_ids), dtype=np.float32)
+    for micro_batch in micro_batches_of_rank(
+        batch,
+        np.ones(len(logprobs_N)),
+        rank=0,
+        num_ranks=1,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        share_prompt=config.trainer.share_prompt,
+    ):
+        inputs = forward_inputs(micro_batch, temperature=batch.temperature, device="cpu")
+        with torch.no_grad():
+            logprobs_N[micro_batch.flat_index] = reference(**inputs)[0].numpy()
+    return logprobs_N
 
 
 def train_step(
@@ -175,8 +213,8 @@ def train_step(
     )
     needed_R = None
     if config.trainer.skip_zero_advantage:
-        entropy_bonus = settings.entropy_coef > 0.0
-        needed_R = rollouts_with_gradient(batch, weights_N, entropy_bonus=entropy_bonus)
+        everywhere = settings.pulls_everywhere
+        needed_R = rollouts_with_gradient(batch, weights_N, entropy_bonus=everywhere)
     micro_batches = micro_batches_of_rank(
         batch,
         weights_N,
