@@ -141,7 +141,9 @@ class Bar:
     start: float
     end: float
     kind: str  # CSS class
-    text: str
+    text: str  # shown on hovering
+    label: str = ""  # inside, where it fits
+    thin: bool = False  # a line in the middle of the row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +181,17 @@ def gantt(rows: Sequence[Row], *, start: float, end: float, title: str) -> str:
             f'height="{line - 10}"/>'
         )
         for bar in row.bars:
-            x = left + (bar.start - start) * scale
+            x, size = left + (bar.start - start) * scale, (bar.end - bar.start) * scale
+            top, height_of = (y + (line - 10) / 2 - 2, 4) if bar.thin else (y, line - 10)
             body.append(
-                f'<rect class="{bar.kind}" x="{x:.2f}" y="{y}" '
-                f'width="{max((bar.end - bar.start) * scale, 0.6):.2f}" height="{line - 10}">'
-                f"<title>{escape(bar.text)}</title></rect>"
+                f'<rect class="{bar.kind}" x="{x:.2f}" y="{top:g}" width="{max(size, 0.6):.2f}" '
+                f'height="{height_of}"><title>{escape(bar.text)}</title></rect>'
             )
+            if bar.label and size > 8 + 7 * len(bar.label):
+                body.append(
+                    f'<text class="onbar" x="{x + size / 2:.1f}" y="{middle:.0f}" '
+                    f'text-anchor="middle">{escape(bar.label)}</text>'
+                )
         body.append(
             f'<text class="tick" x="{width - right + 8}" y="{middle:.0f}">{escape(row.note)}</text>'
         )

@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 
 from analysis import charts
-from analysis.charts import Bar, Point, Row, Series
+from analysis.charts import Point, Series
 from analysis.read_run import Evaluation, Run
-from analysis.timeline import busy, executors, within
-from llamarl_hpc.observability.trace import Span
 
 Metrics = Sequence[dict[str, Any]]
 MAX_BARS = 48
 MAX_RATIO_TOKENS = 4_000_000
 _RATIO_EDGES = np.linspace(0.0, 3.0, 61)
-WINDOW_STEPS = 6  # steps in the timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,45 +168,6 @@ def ratio_chart(run: Run) -> Chart:
             x_label="ratio, tokens on a logarithmic height",
         ),
     )
-
-
-def timeline_chart(spans: Sequence[Span], idle: dict[str, float]) -> Chart | None:
-    """Some steps from the middle of the attempt; None without training."""
-    trained = [span for span in spans if span.name == "train"]
-    if not trained:
-        return None
-    middle = max(0, len(trained) // 2 - WINDOW_STEPS // 2)
-    shown = trained[middle : middle + WINDOW_STEPS]
-    start, end = shown[0].start, shown[-1].end
-    rows = [
-        Row(
-            label=executor,
-            bars=_bars(spans, executor, start, end),
-            note=f"{100 * idle[executor]:.0f} % idle" if executor in idle else "",
-        )
-        for executor in executors(spans)
-    ]
-    first, last = shown[0].args.get("step"), shown[-1].args.get("step")
-    return Chart(
-        title="Who worked when",
-        caption=f"Steps {first} to {last}, from the spans that the executors wrote. Idle shares "
-        "are of the whole attempt.",
-        svg=charts.gantt(rows, start=start, end=end, title="Timeline of the executors"),
-    )
-
-
-def _bars(spans: Sequence[Span], executor: str, start: float, end: float) -> list[Bar]:
-    """Busy spans of one executor, cut to the window, shortest ones joined."""
-    bars = []
-    names = {span.name for span in spans if span.executor == executor} - {"wait"}
-    for name in sorted(names):
-        of_name = [s for s in spans if s.executor == executor and s.name == name]
-        steps = {s.start: s.args.get("step", s.args.get("version")) for s in of_name}
-        for a, b in within(busy(of_name, executor), start, end):
-            number = steps.get(a)
-            text = f"{name.replace('_', ' ')}{'' if number is None else f' {number}'}"
-            bars.append(Bar(start=a, end=b, kind=f"k-{name}", text=f"{text}: {b - a:.2f} s"))
-    return bars
 
 
 def _points(rows: Metrics, key: str) -> list[Point]:

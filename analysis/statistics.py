@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from statistics import fmean, variance
 
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
 
@@ -56,3 +58,19 @@ def mean_half_width(deviation: float, count: int) -> float:
     """Half of the 95 % interval of a mean of `count` independent values with this sample standard
     deviation; NaN for fewer than two values."""
     return t_quantile95(count - 1) * deviation / math.sqrt(count) if count > 1 else math.nan
+
+
+def mean_difference_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of mean(b) - mean(a) of independent values (Welch 1947); NaN for fewer than two
+    values of either."""
+    if min(len(a), len(b)) < 2:
+        return math.nan, math.nan
+    rise = fmean(b) - fmean(a)
+    errors = [variance(values) / len(values) for values in (a, b)]
+    error = sum(errors)
+    if error == 0.0:
+        return rise, rise
+    parts = zip(errors, (a, b), strict=True)
+    freedom = error**2 / sum(e**2 / (len(values) - 1) for e, values in parts)
+    half = t_quantile95(int(freedom)) * math.sqrt(error)
+    return rise - half, rise + half

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import html.parser
 import json
 import re
@@ -12,11 +13,18 @@ from pathlib import Path
 import pytest
 import typer
 from synthetic_run import Plan, begin_run, end_attempt, make_run, write_attempt
+from test_hacking import falling, flat, honest, rising
 from typer.testing import CliRunner
+from written_run import Script, write_run
 
 from analysis.charts import nice_ticks, smooth, thin
+from analysis.comparison import compare_runs
+from analysis.cost import cost_sheet
+from analysis.cost_text import cost_lines, executor_rows
+from analysis.hacking import watch
 from analysis.read_run import Run
 from analysis.report import render, write_report
+from analysis.report_compare import banded, render_comparison, write_comparison
 from llamarl_hpc.cli import report, rollouts
 from llamarl_hpc.errors import RunDirError
 from llamarl_hpc.run_dir import RunDir
@@ -42,10 +50,12 @@ class Checker(html.parser.HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.addresses: list[str] = []
+        self.places: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in self.VOID:
             self.open.append(tag)
+        self.places |= {value or "" for name, value in attrs if name == "id"}
         self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -59,7 +69,8 @@ def check(text: str) -> None:
     checker = Checker()
     checker.feed(text)
     assert checker.open == []
-    assert checker.addresses == []  # self-contained: nothing is fetched
+    # self-contained: nothing is fetched, and links lead to places of the page
+    assert [a for a in checker.addresses if a[:1] != "#" or a[1:] not in checker.places] == []
     assert "<script" not in text and "nan" not in re.sub(r"[a-z]*nan[a-z]+|[a-z]+nan", "", text)
 
 
@@ -114,20 +125,123 @@ def test_what_a_model_wrote_cannot_break_the_page(folder: RunDir) -> None:
     assert "&lt;|im_end|&gt;" in render(Run(folder))
 
 
-def test_headless_chromium_shows_it_without_a_console_message(
+# ---------------------------------------------------------------- what the sections hold
+
+
+def test_cost_and_waits_are_those_of_the_library(folder: RunDir) -> None:
+    run, text = Run(folder), render(Run(folder))
+    sheet = cost_sheet(run)
+    for row in executor_rows(sheet):
+        assert f'<td>{row[0]}</td><td class="n">{row[1]}</td><td class="n">{row[2]}</td>' in text
+    for what, value in cost_lines(sheet):
+        assert f"<th>{what}</th><td>{value.replace('+', '&#43;')}</td>" in text
+    assert "waits for the generators: " in text and "waits for the trainer: " in text
+    assert re.search(r"<td>trainer</td><td class=\"n\">[\d.]+ s</td><td>the generators \d+ %", text)
+    assert 'class="onbar"' in text  # step numbers in the timeline
+
+
+def test_a_flag_has_its_rollouts_one_click_away(flagged: RunDir) -> None:
+    run = Run(flagged)
+    (flag,) = watch(run).flags
+    text = render(run)
+    check(text)
+    assert flag.kind in text and flag.sentence in html.unescape(text)
+    for number in flag.rollout_ids:
+        assert f'<a href="#rollout-{number}">{number}</a>' in text
+        assert f'id="rollout-{number}"' in text
+    assert text.count("flagged: accuracy falls") == len(set(flag.rollout_ids)) == 5
+
+
+@pytest.fixture(scope="module")
+def flagged(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return write_run(tmp_path_factory.mktemp("runs") / "hacked", Script(honest, falling))
+
+
+# ---------------------------------------------------------------- two runs
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Shorter, so it learned less; two groups of a step."""
+    plan = Plan(num_steps=8, prompts_per_step=2, num_generations=4, heldout=32, eval_steps=4)
+    return make_run(tmp_path_factory.mktemp("runs") / "r2", plan)
+
+
+def test_a_comparison_holds_both_runs_and_says_what_is_noise(folder: RunDir, other: RunDir) -> None:
+    a, b = Run(folder), Run(other)
+    text = html.unescape(render_comparison(a, b))
+    check(render_comparison(a, b))
+    last = a.evaluations()[-1], b.evaluations()[-1]
+    for e in last:
+        low, high = e.interval
+        assert f"{100 * e.accuracy:.1f} %<small>{100 * low:.1f} to {100 * high:.1f} %" in text
+    rise = last[1].accuracy - last[0].accuracy
+    assert f"B minus A is {100 * rise:+.1f} points" in text
+    assert "question by question over 32 in both" in text
+    assert "<tr><th>trainer.max_steps</th><td>12</td><td>8</td></tr>" in text
+    assert "<tr><th>rollout.prompts_per_step</th><td>3</td><td>2</td></tr>" in text
+    assert text.count("<svg") == 9 and text.count('class="b2"') >= 8  # a band of run B in each
+    rows = {row.label: row for row in compare_runs(a, b)}
+    assert rows["seconds per step"].values == ("8.00", "8.00")
+    assert rows["seconds per step"].verdict == "within noise"
+    lengths = [
+        run.rollouts(purpose="train", steps=steps)["completion_length"].mean()
+        for run, steps in ((a, (9, 11)), (b, (6, 7)))
+    ]
+    assert rows["tokens of a completion"].values == tuple(f"{x:.1f}" for x in lengths)
+
+
+def test_a_run_compared_with_itself_is_noise_and_one_without_steps_is_compared_too(
     folder: RunDir, tmp_path: Path
+) -> None:
+    text = html.unescape(render_comparison(Run(folder), Run(folder)))
+    assert "more than noise" not in text and "That is within noise" in text
+    assert "All 12 steps that are in both trained the same tokens." in text
+    assert "<p>Nothing.</p>" in text
+    empty = begin_run(tmp_path / "r", PLAN)
+    text = render_comparison(Run(folder), Run(empty))
+    check(text)
+    assert "there is nothing to judge by" in text and "not started" in text
+
+
+def test_a_clear_gain_is_more_than_noise_and_other_questions_are_no_gain(
+    folder: RunDir, flagged: RunDir, tmp_path: Path
+) -> None:
+    better = write_run(tmp_path / "better", Script(honest, rising, heldout=400))
+    worse = write_run(tmp_path / "worse", Script(honest, flat, heldout=400))
+    text = html.unescape(render_comparison(Run(worse), Run(better)))
+    assert "That is more than noise: B is better on what was measured" in text
+    text = html.unescape(render_comparison(Run(folder), Run(flagged)))
+    assert "measured on other questions, so this says nothing" in text
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+@pytest.mark.parametrize("kind", ["report", "comparison"])
+def test_headless_chromium_shows_it_without_a_console_message(
+    flagged: RunDir, folder: RunDir, other: RunDir, tmp_path: Path, kind: str
 ) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium on this machine")
-    page = write_report(Run(folder), tmp_path / "report.html")
+    page = tmp_path / "page.html"
+    if kind == "report":
+        write_report(Run(flagged), page)
+    else:
+        write_comparison(Run(folder), Run(other), page)
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     done = subprocess.run(
         [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0
     assert "CONSOLE" not in done.stderr
-    assert "Rollouts to look at" in done.stdout
+    if kind == "report":
+        assert "Rollouts to look at" in done.stdout and "accuracy falls" in done.stdout
+        assert "36.0 %" in done.stdout  # the last accuracy
+    else:
+        accuracy = Run(other).evaluations()[-1].accuracy
+        assert "Side by side" in done.stdout and f"{100 * accuracy:.1f} %" in done.stdout
 
 
 # ---------------------------------------------------------------- commands
@@ -138,6 +252,17 @@ def test_report_command_says_where_it_wrote(folder: RunDir, tmp_path: Path) -> N
     result = runner.invoke(app, ["report", str(folder.path), "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert out.is_file() and str(out) in result.output.replace("\n", "")
+
+
+def test_report_compare_writes_beside_the_first_run(
+    folder: RunDir, other: RunDir, tmp_path: Path
+) -> None:
+    words = ["report", str(folder.path), "--compare", str(other.path)]
+    result = runner.invoke(app, words)
+    assert result.exit_code == 0, result.output
+    page = folder.path / "compare.html"
+    assert "compare.html" in result.output.replace("\n", "") and page.is_file()
+    page.unlink()
 
 
 def test_show_renders_the_newest_that_fit(folder: RunDir) -> None:
@@ -222,3 +347,14 @@ def test_thinning_keeps_the_mean_and_smoothing_the_constant() -> None:
     assert len(few) == 100
     assert sum(y for _, y in few) / 100 == pytest.approx(999.0)
     assert smooth([(0.0, 3.0)] * 9, 5) == [(0.0, 3.0)] * 9
+
+
+def test_bands_are_intervals_of_moving_means_and_leave_no_value() -> None:
+    points = [(float(i), float(i % 2)) for i in range(60)]
+    means, band = banded(points)
+    assert len(means) == len(band) == 60
+    assert means[30] == (30.0, pytest.approx(0.4)) and means[0][1] == pytest.approx(0.4)
+    pairs = zip(means, band, strict=True)
+    assert all(0.0 <= low <= y <= high <= 1.0 for (_, y), (_, low, high) in pairs)
+    assert banded([(3.0, 1.5)]) == ([(3.0, 1.5)], [(3.0, 1.5, 1.5)])
+    assert banded([]) == ([], [])
