@@ -19,17 +19,25 @@ def export(
     step: Annotated[
         int | None, typer.Option("--step", help="Checkpoint of this step; default: the newest.")
     ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Of a run with LoRA: the adapter alone, for peft.")
+    ] = False,
 ) -> None:
     """Write safetensors, tokenizer, chat template and generation config; transformers loads it."""
     from llamarl_hpc.config.load import load_config
     from llamarl_hpc.models.load import resolve_model, save_hf_folder
     from llamarl_hpc.run_dir import RunDir
     from llamarl_hpc.storage.checkpoint import CheckpointStore
-    from llamarl_hpc.training.consolidate import checkpoint_tensors
+    from llamarl_hpc.training.consolidate import checkpoint_adapters, checkpoint_tensors
+    from llamarl_hpc.training.lora import save_adapter
 
     folder = RunDir.open(run)
     config = load_config(folder.config)
     checkpoint = CheckpointStore(folder, config.trainer.save_total_limit).find(step)
     model_folder = resolve_model(config.model.path)
-    save_hf_folder(checkpoint_tensors(checkpoint.path, model_folder), model_folder, out)
+    if adapter:
+        lora, trained = checkpoint_adapters(checkpoint.path)
+        save_adapter(trained, lora, str(model_folder), out)
+    else:
+        save_hf_folder(checkpoint_tensors(checkpoint.path, model_folder), model_folder, out)
     typer.echo(f"step {checkpoint.step} of {folder.path} -> {out}")

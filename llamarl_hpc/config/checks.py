@@ -21,7 +21,7 @@ from llamarl_hpc.slurm_text.time_limit import parse_time
 def check(config: Config) -> None:
     """Raise ConfigError when keys contradict each other; one sentence per contradiction."""
     rules = [_data, _group, _lengths, _algorithm, _steps, _rewards, _optimizer, _processes]
-    rules += [_resources, _container]
+    rules += [_resources, _container, _lora]
     sentences = [sentence for rule in rules for sentence in rule(config)]
     if sentences:
         raise ConfigError(".\n".join(sentences))
@@ -63,6 +63,15 @@ def _data(config: Config) -> Iterator[str]:
             "data.system_prompt has no place in data.template 'plain'; put it into "
             "data.prompt_format or use 'chat'"
         )
+
+
+def _lora(config: Config) -> Iterator[str]:
+    for name in config.model.lora.target_modules if config.model.lora is not None else []:
+        if name in ("lm_head", "embed_tokens"):
+            yield (
+                f"model.lora.target_modules names {name}, which has no correction here; name "
+                "layers of attention or of the feed-forward part, e.g. q_proj or down_proj"
+            )
 
 
 def _group(config: Config) -> Iterator[str]:
@@ -236,6 +245,17 @@ def _optimizer(config: Config) -> Iterator[str]:
         value = getattr(config.trainer, key)
         if value >= 1.0:
             yield f"trainer.{key} is {value}, an average that never moves; set it below 1"
+    trainer = config.trainer
+    if trainer.offload_optimizer and trainer.zero_stage == 0:
+        yield (
+            "trainer.offload_optimizer is true but trainer.zero_stage is 0, which keeps the "
+            "optimizer beside the parameters; set trainer.zero_stage to 1 or more"
+        )
+    if trainer.offload_parameters and trainer.zero_stage != 3:
+        yield (
+            f"trainer.offload_parameters is true but trainer.zero_stage is {trainer.zero_stage}, "
+            "which keeps whole parameters on every rank; set trainer.zero_stage to 3"
+        )
 
 
 def _processes(config: Config) -> Iterator[str]:

@@ -18,6 +18,7 @@ from llamarl_hpc.config.blocks.base import (
 )
 from llamarl_hpc.config.blocks.data import (
     DataConfig,
+    LoraConfig,
     ModelConfig,
     RolloutConfig,
     TaskConfig,
@@ -62,6 +63,7 @@ __all__ = [
     "GeneratorConfig",
     "LaunchConfig",
     "LoggingConfig",
+    "LoraConfig",
     "MathAnswerReward",
     "ModelConfig",
     "PythonReward",

@@ -63,6 +63,8 @@ CHANGEABLE_KEYS = (
     "trainer.learning_rate",
     "trainer.micro_batch_tokens",
     "trainer.zero_stage",
+    "trainer.offload_optimizer",
+    "trainer.offload_parameters",
     "trainer.dtype",
     "trainer.gradient_checkpointing",
     "trainer.save_in_background",

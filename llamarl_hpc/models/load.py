@@ -245,6 +245,16 @@ def load_trainer_model(
     return model.eval()
 
 
+def model_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of every tensor in the safetensors files, one in memory at a time."""
+    from safetensors import safe_open
+
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no dict)
+                yield name, file.get_tensor(name)
+
+
 def torch_dtype(name: str | torch.dtype) -> torch.dtype:
     """ "fp32" or "bf16" as the config writes them -> torch dtype."""
     import torch

@@ -32,6 +32,7 @@ from llamarl_hpc.placement import World
 from llamarl_hpc.storage.tensor_shards import Piece, ShardReader
 from llamarl_hpc.training import zero, zero_state
 from llamarl_hpc.training.device import own_device
+from llamarl_hpc.training.lora import Adapter, adapters_of
 from llamarl_hpc.training.loss import micro_batch_loss
 from llamarl_hpc.training.loss_sums import LossSums
 from llamarl_hpc.training.optimizer import build_optimizer, clip_gradients, learning_rate
@@ -84,7 +85,10 @@ class TrainerEngine:
         policy = build_policy(config, model_folder).to(self._device)
         optimizer = build_optimizer(policy, self._trainer)
         self._engine = zero.start_engine(policy, optimizer, self._trainer, world, self._device)
-        self._parameters = policy.parameter_names()
+        self._parameters, self._trained = policy.parameter_names(), policy.trained_names()
+        self._lora = config.model.lora
+        self._adapters: dict[str, Adapter] = {}
+        self._find_adapters()
 
     # ------------------------------------------------------------------ training
 
@@ -179,6 +183,7 @@ class TrainerEngine:
 
     def _count_step(self, *, applied: bool, refused: bool, norm: float) -> None:
         self.policy_version += int(applied)
+        self._find_adapters()
         self._refused_steps = self._refused_steps + 1 if refused else 0
         if self._refused_steps >= _MAX_REFUSED_STEPS:
             raise LlamarlError(
@@ -239,19 +244,36 @@ class TrainerEngine:
         return zero.partition_range(parameter, self._world)
 
     def read(self, name: str, start: int, end: int) -> Tensor:
-        """See WeightSource."""
-        return zero.local_elements(self._parameters[name], self._world, start, end)
+        """See WeightSource. With LoRA: of the merged weights."""
+        elements = zero.local_elements(self._parameters[name], self._world, start, end)
+        adapter = self._adapters.get(name)
+        return elements if adapter is None else adapter.merge(elements, start, end)
+
+    def _find_adapters(self) -> None:
+        """Whole adapters on every rank, as they are now. Collective at stage 3."""
+        if self._lora is None:
+            return
+        whole: dict[str, Tensor] = dict(self._trained)
+        if self._trainer.zero_stage == 3:
+            for name, parameter in self._trained.items():
+                with zero.gathered(parameter) as tensor:
+                    whole[name] = tensor.clone()
+        self._adapters = adapters_of(whole, self._lora)
 
     def export_state_dict(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor on the CPU) of every parameter, one whole tensor in memory at a time.
 
-        Collective: every rank must exhaust the iterator. Only the leader gets items.
+        Collective: every rank must exhaust the iterator. Only the leader gets items. With LoRA:
+        of the merged weights.
         """
         for name, parameter in self._parameters.items():
             with zero.gathered(parameter) as whole:
-                copy = whole.cpu().clone() if self._world.is_leader else None
+                copy = whole.detach().clone() if self._world.is_leader else None
             if copy is not None:
-                yield name, copy
+                if name in self._adapters:
+                    flat = self._adapters[name].merge(copy.view(-1), 0, copy.numel())
+                    copy = flat.view(copy.shape)
+                yield name, copy.cpu()
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -300,16 +322,17 @@ class TrainerEngine:
                 reader.read(f"{fragment.name}/{kind}", fragment.start, values)
                 tensor.copy_(torch.from_numpy(values))
         zero_state.spread(self._engine)
+        self._find_adapters()
         states = rng_file(zero_folder, self._world.rank)
         if states.exists():  # a larger world than the one that saved has none for its last ranks
             set_rng_state(torch.load(states, weights_only=True))
         self._world.barrier()
 
     def _fragments(self) -> list[Fragment]:
-        return zero_state.held_fragments(self._engine, self._parameters, self._world)
+        return zero_state.held_fragments(self._engine, self._trained, self._world)
 
     def _shapes(self) -> dict[str, list[int]]:
-        return {name: list(zero.full_shape(p)) for name, p in self._parameters.items()}
+        return {name: list(zero.full_shape(p)) for name, p in self._trained.items()}
 
     def _description(self) -> dict[str, Any]:
         return {
@@ -318,6 +341,7 @@ class TrainerEngine:
             "ranks": self._world.size,
             "trainer.zero_stage": self._trainer.zero_stage,
             "trainer.dtype": self._trainer.dtype,
+            "model.lora": None if self._lora is None else self._lora.model_dump(),
             "parameters": self._shapes(),
         }
 

@@ -13,7 +13,7 @@ from llamarl_hpc.training.policy import PolicyModel
 
 def build_optimizer(policy: PolicyModel, config: TrainerConfig) -> torch.optim.AdamW:
     """torch's AdamW, fused (one pass over memory). Norms and biases do not decay."""
-    parameters = list(policy.parameters())
+    parameters = list(policy.trained_names().values())
     groups: list[dict[str, Any]] = [{"params": parameters, "weight_decay": config.weight_decay}]
     if config.weight_decay > 0.0:
         matrices = [p for p in parameters if p.ndim >= 2]

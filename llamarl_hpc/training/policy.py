@@ -6,6 +6,7 @@ logits exist only at the positions that predict a completion token (see `logprob
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.models.load import load_trainer_model
 from llamarl_hpc.training.logprobs import LogprobHead
+from llamarl_hpc.training.lora import add_adapters, plain_name
 
 # Models that change logits after the head; their names in a Hugging Face config, and the value
 # that means "does nothing".
@@ -60,8 +62,17 @@ class PolicyModel(nn.Module):
         return logprobs, entropy
 
     def parameter_names(self) -> dict[str, nn.Parameter]:
-        """Parameters under their Hugging Face names, in the model's order; tied ones once."""
-        return dict(self.causal_lm.named_parameters())
+        """Parameters under their Hugging Face names, in the model's order; tied ones once.
+        Without adapters, which are merged into them elsewhere."""
+        return {n: p for n, p in self._plain_names() if ".lora_" not in n}
+
+    def trained_names(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates: all parameters, or the adapters."""
+        return {n: p for n, p in self._plain_names() if p.requires_grad}
+
+    def _plain_names(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in self.causal_lm.named_parameters():
+            yield plain_name(name), parameter
 
 
 def build_policy(config: Config, model_folder: Path) -> PolicyModel:
@@ -70,6 +81,8 @@ def build_policy(config: Config, model_folder: Path) -> PolicyModel:
     causal_lm: Any = load_trainer_model(
         model_folder, trainer.dtype, config.model.attn_implementation
     )
+    if config.model.lora is not None:
+        add_adapters(causal_lm, config.model.lora, seed=config.rollout.seed)
     if trainer.gradient_checkpointing:
         causal_lm.activation_checkpointing_enable({"use_reentrant": False})
     policy = PolicyModel(

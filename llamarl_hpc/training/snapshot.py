@@ -129,7 +129,7 @@ class SnapshotWriter:
                 self._await_ranks(folder)
                 atomic.write_json(folder / _DESCRIPTION, snapshot.description)
         except (OSError, RuntimeError) as error:  # torch has no error of its own for a full disk
-            text = _describe(error, folder)
+            text = _describe(error, folder, snapshot.num_bytes)
             for path in (shard_path(folder, rank), rng_file(folder, rank)):
                 path.unlink(missing_ok=True)  # the last words need some space, too
             if not self._world.is_leader:
@@ -157,10 +157,14 @@ def _note(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank:05d}.note"
 
 
-def _describe(error: Exception, folder: Path) -> str:
+def _describe(error: Exception, folder: Path, num_bytes: int) -> str:
     where = folder if folder.exists() else folder.parent
-    free = f"{shutil.disk_usage(where).free >> 20} MiB are free" if where.exists() else "is gone"
+    free = f"{_mib(shutil.disk_usage(where).free)} are free" if where.exists() else "nothing is"
     return (
-        f"the checkpoint could not be written to {folder}, where {free} "
-        f"({str(error).splitlines()[0]})"
+        f"the checkpoint could not be written to {folder}, where {free} for "
+        f"{_mib(num_bytes)} ({str(error).splitlines()[0]})"
     )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"

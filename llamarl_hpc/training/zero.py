@@ -82,6 +82,13 @@ def engine_settings(config: TrainerConfig, device_type: str) -> dict[str, Any]:
         },
         "bf16": {"enabled": bf16},
     }
+    host = {"device": "cpu", "pin_memory": device_type == "cuda"}
+    if config.offload_optimizer:
+        settings["zero_optimization"]["offload_optimizer"] = host
+        # torch's fused AdamW steps on the host as well; DeepSpeed's own would be compiled first
+        settings["zero_force_ds_cpu_optimizer"] = False
+    if config.offload_parameters:
+        settings["zero_optimization"]["offload_param"] = host
     if bf16 and config.zero_stage > 0:
         settings["communication_data_type"] = "fp32"
         settings["data_types"] = {"grad_accum_dtype": "fp32"}

@@ -65,6 +65,14 @@ def test_the_defaults_with_data_are_consistent() -> None:
             {"trainer": {"micro_batch_tokens": 383}},
             "trainer.micro_batch_tokens is 383 but one row can have 384 tokens",
         ),
+        (
+            {"trainer": {"offload_optimizer": True, "zero_stage": 0}},
+            "trainer.offload_optimizer is true but trainer.zero_stage is 0",
+        ),
+        (
+            {"trainer": {"offload_parameters": True, "zero_stage": 2}},
+            "trainer.offload_parameters is true but trainer.zero_stage is 2",
+        ),
         ({"model": {"max_context": 383}}, "is 384 tokens but model.max_context is 383"),
         ({"algorithm": {"overlong_buffer": 129}}, "algorithm.overlong_buffer is 129"),
         ({"algorithm": {"rho": 0.5}}, "algorithm.rho is 0.5"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,12 +47,14 @@ def test_a_full_disk_is_named_and_waited_out(
     assert answer.code == 3
     error = answer.err[answer.err.index("error: ") :].splitlines()[0]
     assert error.startswith("error: trainer rank 0 on ")
-    assert "the checkpoint could not be written to" in error and "0 MiB are free" in error
+    assert "the checkpoint could not be written to" in error
+    assert re.search(r"where 1\.\d MiB are free for 1\.\d MiB", error)
     assert "Logging error" not in answer.err
     assert attempts_of(folder)[0]["outcome"] == "failed"
     assert list((folder / "checkpoints").iterdir()) == []
     books = accounting(Run.open(folder))
-    assert books.violations == [] and books.counts["trained"] == 8
+    # it was written beside the next steps, which may have been made before it failed
+    assert books.violations == [] and books.counts["trained"] in (8, 12, 16)
 
     resize(small_disk, "20m")
     slow, filler = tmp_path / "slow", small_disk / "filler"

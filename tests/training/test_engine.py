@@ -253,6 +253,24 @@ def test_a_checkpoint_is_continued_at_every_other_stage_and_dtype(
         assert torch.equal(tensor, weights_of(back)[name])
 
 
+@pytest.mark.parametrize(
+    ("stage", "dtype", "parameters"),
+    [(1, "fp32", False), (2, "bf16", False), (3, "fp32", False), (3, "bf16", True)],
+)
+def test_an_optimizer_in_host_memory_makes_the_same_steps_and_checkpoints(
+    world: World, model_folder: Path, tmp_path: Path, stage: int, dtype: str, parameters: bool
+) -> None:
+    here = losses(engine_of(world, model_folder, zero_stage=stage, dtype=dtype), 4)
+    host = {"offload_optimizer": True, "offload_parameters": parameters}
+    engine = engine_of(world, model_folder, zero_stage=stage, dtype=dtype, **host)
+    assert losses(engine, 2) == pytest.approx(here[:2], rel=1e-6)
+    engine.save(tmp_path)
+    assert losses(engine, 2, first=2) == pytest.approx(here[2:], rel=1e-6)
+    back = engine_of(world, model_folder, zero_stage=1, dtype=dtype)
+    back.load(tmp_path)
+    assert losses(back, 2, first=2) == pytest.approx(here[2:], rel=1e-6)
+
+
 def test_a_checkpoint_of_before_the_first_step_starts_the_same_run(
     world: World, model_folder: Path, tmp_path: Path, reference: list[float]
 ) -> None:

@@ -41,11 +41,12 @@ def save_tiny_model(folder: Path, *, tied: bool = True) -> Path:
 def tiny_config(**trainer: Any) -> Config:
     """Defaults that move weights visibly in a step; `trainer` overrides its block."""
     settings = {"learning_rate": 1e-3, "micro_batch_tokens": 128, "logprob_chunk_tokens": 16}
-    algorithm = trainer.pop("algorithm", {})
+    algorithm, lora = trainer.pop("algorithm", {}), trainer.pop("lora", None)
     return Config.model_validate(
         {
             "trainer": {**settings, **trainer},
             "algorithm": algorithm,
+            "model": {"lora": lora},
             "rollout": {"max_completion_length": 16},
         }
     )

@@ -9,6 +9,23 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from llamarl_hpc.config.blocks.base import Block
 
 
+class LoraConfig(Block):
+    """Train low-rank corrections only (peft); the generators get the merged weights."""
+
+    r: PositiveInt = Field(16, description="Rank of a correction.")
+    alpha: PositiveFloat = Field(32.0, description="A correction is scaled by alpha / r.")
+    target_modules: list[str] = Field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"],
+        min_length=1,
+        description="Linear layers that get one, by the last part of their names.",
+    )
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0,
+        description="In front of the corrections, in the trainer only: its log-probs then differ "
+        "from the generators'.",
+    )
+
+
 class ModelConfig(Block):
     """The model that is trained and generates."""
 
@@ -22,6 +39,9 @@ class ModelConfig(Block):
     )
     max_context: PositiveInt | None = Field(
         None, description="Tokens of prompt plus completion; default: the model's own limit."
+    )
+    lora: LoraConfig | None = Field(
+        None, description="Train adapters instead of all weights; default: all weights."
     )
 
 

@@ -25,6 +25,16 @@ class TrainerConfig(Block):
     adam_epsilon: PositiveFloat = Field(1.0e-8, description="AdamW.")
     max_grad_norm: NonNegativeFloat = Field(1.0, description="Gradient clipping; 0 switches off.")
     zero_stage: Literal[0, 1, 2, 3] = Field(1, description="DeepSpeed ZeRO stage.")
+    offload_optimizer: bool = Field(
+        False,
+        description="Keep float32 weights and moments in host memory and make the step there "
+        "(ZeRO stages 1 to 3).",
+    )
+    offload_parameters: bool = Field(
+        False,
+        description="Keep the sharded parameters in host memory while they are not needed (ZeRO "
+        "stage 3).",
+    )
     dtype: Literal["fp32", "bf16"] = Field(
         "fp32", description="bf16 keeps float32 master weights in the optimizer."
     )
