@@ -234,6 +234,72 @@ def test_commands_that_fail_change_no_state_and_are_told_of_once(
     assert len([r for r in caplog.records if "Unable to contact" in r.message]) == 1
 
 
+def test_a_component_that_is_forgotten_first_stays_as_it_was(
+    slurm: FakeSlurm, executor: HetSlurmExecutor
+) -> None:
+    slurm.answer(
+        "squeue",
+        (0, "700+0|RUNNING|n1|None\n700+1|FAILED|n2|None\n", ""),
+        (0, "700+0|RUNNING|n1|None\n", ""),
+    )
+    job = executor.submit(max, 1, 2)
+    for _ in range(3):
+        job.watcher.update()
+        assert job.component_states == {"gpu": "RUNNING", "cpu": "FAILED"}
+    assert job.state == "FAILED" and not job.done()
+
+
+def test_a_requeued_job_waits_again(slurm: FakeSlurm, executor: HetSlurmExecutor) -> None:
+    job = executor.submit(max, 1, 2)
+    for state in ("RUNNING", "REQUEUED", "SPECIAL_EXIT", "PENDING", "RUNNING"):
+        slurm.answer("squeue", (0, f"700+0|{state}|n1|None\n700+1|{state}|n2|None\n", ""))
+        assert job.state == state and not job.done(force_check=True)
+
+
+def test_a_slurmctld_that_is_down_for_a_while_ends_no_job(
+    slurm: FakeSlurm, executor: HetSlurmExecutor
+) -> None:
+    slurm.answer("squeue", (0, "700+0|RUNNING|n1|None\n700+1|RUNNING|n2|None\n", ""))
+    job = executor.submit(max, 1, 2)
+    assert job.state == "RUNNING"
+    slurm.answer("squeue", (1, "", "Unable to contact slurm controller\n"))
+    slurm.answer("sacct", (0, "700+0|FAILED|n1\n700+1|COMPLETED|n2\n", ""))
+    for _ in range(3):
+        assert job.state == "RUNNING" and not job.done(force_check=True)
+    slurm.answer("squeue", (0, "700+0|COMPLETED|n1|None\n700+1|COMPLETED|n2|None\n", ""))
+    assert job.done(force_check=True) and job.state == "COMPLETED"
+
+
+def test_a_job_that_accounting_believes_to_run_for_ever_is_lost(
+    slurm: FakeSlurm, executor: HetSlurmExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.answer("squeue", GONE)
+    slurm.answer("scontrol", GONE)
+    slurm.answer("sacct", (0, "700+0|RUNNING|n1\n700+1|RUNNING|n2\n", ""))
+    monkeypatch.setattr(HetSlurmInfoWatcher, "missing_limit_s", 0.0)
+    job = executor.submit(max, 1, 2)
+    job.watcher.update()
+    time.sleep(0.01)
+    job.watcher.update()
+    assert job.state == "LOST" and job.done()
+
+
+def test_every_command_of_slurm_is_called_as_if_from_no_job(
+    slurm: FakeSlurm, executor: HetSlurmExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["SLURM_JOB_ID", "SLURM_TIME_FORMAT", "SQUEUE_FORMAT", "SQUEUE_PARTITION", "SRUN_MPI"]
+    names += ["SACCT_FORMAT", "SCANCEL_INTERACTIVE", "SBATCH_HOLD", "PMI_RANK"]
+    for name in names:
+        monkeypatch.setenv(name, "55")
+    slurm.answer("squeue", GONE)
+    job = executor.submit(max, 1, 2)
+    job.watcher.update()
+    job.cancel()
+    for command in ("sbatch", "squeue", "scontrol", "sacct", "scancel"):
+        assert slurm.calls(command) != []
+        assert not any(name in call["env"] for call in slurm.calls(command) for name in names)
+
+
 def test_one_forgotten_job_does_not_spoil_the_answer_for_others() -> None:
     def run(argv: Any) -> queue.Answer:
         jobs = argv[-1].removeprefix("--jobs=").split(",")
