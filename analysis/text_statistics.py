@@ -160,19 +160,22 @@ def _log_odds(a: int, of_a: int, b: int, of_b: int) -> float:
 def _distinct(
     scored: Iterable[tuple[float, int, str]], counts: Counter[str], limit: int
 ) -> list[tuple[float, str]]:
-    """The best, without pieces of phrases that are there already and are nearly as common."""
+    """The best, without pieces of what is there already."""
     chosen: list[tuple[float, str]] = []
     for z, _, phrase in scored:
-        overlaps = any(
-            (f" {phrase} " in f" {other} " or f" {other} " in f" {phrase} ")
-            and min(counts[phrase], counts[other]) > 0.8 * max(counts[phrase], counts[other])
-            for _, other in chosen
-        )
-        if not overlaps:
-            chosen.append((z, phrase))
-        if len(chosen) == limit or z <= 0.0:
+        if z <= 0.0 or len(chosen) == limit:
             break
-    return [(z, phrase) for z, phrase in chosen if z > 0.0]
+        if not any(_is_piece(phrase, other, counts) for _, other in chosen):
+            chosen.append((z, phrase))
+    return chosen
+
+
+def _is_piece(a: str, b: str, counts: Counter[str]) -> bool:
+    """They share half of their words, and are about as common."""
+    words_a, words_b = set(a.split(" ")), set(b.split(" "))
+    shared = len(words_a & words_b)
+    alike = min(counts[a], counts[b]) > 0.8 * max(counts[a], counts[b])
+    return alike and 2 * shared >= min(len(words_a), len(words_b))
 
 
 def _examples(
