@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -44,9 +45,12 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     assert modules & _HEAVY == set()
 
 
-def test_status_imports_nothing_heavy(tmp_path: Path) -> None:
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run that is done."""
     run = tmp_path / "run"
     (run / "attempts" / "1").mkdir(parents=True)
+    (run / "attempts" / "1" / "controller.0.log").write_text("all is well\n")
     (run / "config.yaml").write_text("trainer: {max_steps: 7}\n")
     attempt = {"number": 1, "outcome": "done", "resumed_from_step": 0, "started": 0.0}
     (run / "run.json").write_text(json.dumps({"attempts": [attempt]}))
@@ -54,6 +58,28 @@ def test_status_imports_nothing_heavy(tmp_path: Path) -> None:
     event = {"event": "eval", "policy_version": 7, "attempt": 1}
     event |= {"eval/heldout/num_prompts": 8, "eval/heldout/num_correct": 6.0}
     (run / "metrics.jsonl").write_text(json.dumps(step) + "\n" + json.dumps(event) + "\n")
+    return run
+
+
+def test_status_imports_nothing_heavy(run: Path) -> None:
     out, modules = modules_after("status", str(run))
     assert "7 of 7" in out and "0.750" in out and "done" in out
     assert modules & _HEAVY == set()
+
+
+def test_logs_and_cancel_import_nothing_heavy(run: Path) -> None:
+    for command, answer in (("logs", "all is well"), ("cancel", "nothing to cancel")):
+        out, modules = modules_after(command, str(run))
+        assert answer in out
+        assert modules & (_HEAVY | {"submitit"}) == set()
+
+
+def test_commands_of_a_login_node_answer_in_half_a_second(run: Path) -> None:
+    """In seconds of the processor: what others do on this machine does not count."""
+    for command in (["submit", "--help"], ["status", run], ["logs", run], ["cancel", run]):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        program = [sys.executable, "-m", "llamarl_hpc.cli.main", *command]
+        subprocess.run(program, capture_output=True, check=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        assert seconds < 1.0, command  # 0.3 on a quiet machine
