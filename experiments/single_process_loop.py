@@ -13,6 +13,7 @@ Letters: G prompts of a step, R completions of all of them, N tokens of all comp
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import time
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llamarl_hpc.batching.credit import CreditRules, assign_credit, divergence
+from llamarl_hpc.batching.credit import Credit, CreditRules, assign_credit, divergence
 from llamarl_hpc.batching.packing import (
     micro_batches_of_rank,
     rollouts_with_gradient,
@@ -75,12 +76,28 @@ def train_loop(config: Config) -> Iterator[dict[str, Any]]:
         reference = build_policy(config, resolve_model(config.reference.path or config.model.path))
     optimizer = build_optimizer(policy, config.trainer)
     version = 0  # of the policy: optimizer steps applied
+    ticket = 0  # number of the next prompt; it and the seed fix every random draw
+    rules = dataclasses.replace(CreditRules.of(config), beta=0.0)
 
     for step in range(config.trainer.max_steps):
         start = time.perf_counter()
-        questions = [cursor.next() for _ in range(config.rollout.prompts_per_step)]
-        answers = generate(generator, questions, step, config)
-        scores = [score(rewards, q, a) for q, a in zip(questions, answers, strict=True)]
+        questions: list[Prompt] = []
+        answers: list[list[Completion]] = []
+        scores: list[list[float]] = []
+        num_replaced = 0  # groups without spread that made room for another prompt
+        while (num_wanted := config.rollout.prompts_per_step - len(questions)) > 0:
+            drawn = [cursor.next() for _ in range(num_wanted)]
+            completed = generate(generator, drawn, ticket, config)
+            ticket += num_wanted
+            for question, completions in zip(drawn, completed, strict=True):
+                rewarded = score(rewards, question, completions)
+                is_constant = credit([completions], [rewarded], rules).constant[0]
+                if is_constant and num_replaced < max_resamples(config):
+                    num_replaced += 1
+                    continue
+                questions.append(question)
+                answers.append(completions)
+                scores.append(rewarded)
         batch = make_batch(step, version, questions, answers, scores, config)
         if reference is not None:
             update_steps = config.reference.update_steps
@@ -103,11 +120,10 @@ def train_loop(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def generate(
-    generator: NativeEngine, questions: Sequence[Prompt], step: int, config: Config
+    generator: NativeEngine, questions: Sequence[Prompt], first_id: int, config: Config
 ) -> list[list[Completion]]:
     """`num_generations` completions of every question, all by the current policy."""
     torch.set_num_threads(config.resources.generator.cpus_per_task)
-    first_id = step * len(questions)
     for i, question in enumerate(questions):
         request = GenerationRequest(
             purpose=Purpose.TRAIN,
@@ -154,13 +170,7 @@ def make_batch(
     if reference_N is not None and rules.beta > 0.0:
         rows = iter(np.split(reference_N, np.cumsum(lengths)[:-1]))
         kl = [[divergence(c.logprobs, next(rows), rules.kl_estimator) for c in a] for a in answers]
-    credit = assign_credit(
-        scores,
-        [[len(c.token_ids) for c in group] for group in answers],
-        [[c.finish_reason is FinishReason.LENGTH for c in group] for group in answers],
-        rules,
-        kl,
-    )
+    given = credit(answers, scores, rules, kl)
     spans = [span for c in completions for span in c.versions]
     versions = np.repeat([s.version for s in spans], [s.end - s.start for s in spans])
     return TrainBatch(
@@ -172,11 +182,33 @@ def make_batch(
         completion_ids=np.concatenate([c.token_ids for c in completions]),
         completion_lengths=lengths,
         logprobs=np.concatenate([c.logprobs for c in completions]),
-        loss_mask=np.repeat(credit.trained, lengths),
-        advantages=credit.advantages.astype(np.float32),
+        loss_mask=np.repeat(given.trained, lengths),
+        advantages=given.advantages.astype(np.float32),
         logprobs_reference=reference_N if kl is None else None,
         lags=(version - versions).astype(np.int32),
     )
+
+
+def credit(
+    answers: Sequence[Sequence[Completion]],
+    scores: Sequence[Sequence[float]],
+    rules: CreditRules,
+    kl: Sequence[Sequence[float]] | None = None,
+) -> Credit:
+    """Advantages, and who is trained, by group."""
+    return assign_credit(
+        scores,
+        [[len(c.token_ids) for c in group] for group in answers],
+        [[c.finish_reason is FinishReason.LENGTH for c in group] for group in answers],
+        rules,
+        kl,
+    )
+
+
+def max_resamples(config: Config) -> int:
+    """Groups that a step may replace."""
+    default, number = 3 * config.rollout.prompts_per_step, config.algorithm.max_resamples
+    return (default if number is None else number) if config.algorithm.dynamic_sampling else 0
 
 
 def reference_logprobs(reference: PolicyModel, batch: TrainBatch, config: Config) -> np.ndarray:

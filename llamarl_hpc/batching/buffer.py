@@ -1,12 +1,14 @@
 """Scored groups wait here until their optimizer step's batch is complete.
 
 Pure bookkeeping: no clocks, no messages. The buffer never holds more than (S + 1) P groups,
-because admission (`batching/staleness.py`) does not let more start.
+because admission (`batching/staleness.py`) does not let more start. What dynamic sampling drops
+makes room for as many new ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -43,35 +45,72 @@ class ScoredGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutBuffer:
-    """Groups by ticket; `take(step)` removes and returns the P groups of one step."""
+    """Groups until the batch of their step is complete; batches are cut in ticket order.
 
-    def __init__(self, *, prompts_per_step: int) -> None:
-        self._prompts_per_step = prompts_per_step
-        self._groups: dict[int, ScoredGroup] = {}
+    Step k gets the next P tickets. With resampling a group without spread is dropped and the next
+    ticket takes its place, at most `max_resamples` times in a step. A group's fate is decided when
+    all tickets before it are here, so batches do not depend on who was quicker.
+    """
+
+    def __init__(
+        self,
+        *,
+        prompts_per_step: int,
+        first_step: int = 0,
+        first_ticket: int = 0,
+        max_resamples: int = 0,
+        is_constant: Callable[[ScoredGroup], bool] = lambda group: False,
+    ) -> None:
+        """`first_ticket` is the first that the steps before `first_step` did not use."""
+        self._prompts_per_step, self._max_resamples = prompts_per_step, max_resamples
+        self._is_constant = is_constant
+        self._step, self._next_ticket = first_step, first_ticket
+        self._early: dict[int, ScoredGroup] = {}  # some ticket before them is not here yet
+        self._accepted: list[ScoredGroup] = []  # of step `_step` and later ones, in order
+        self._replaced: Counter[int] = Counter()  # groups that a step dropped
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self._early) + len(self._accepted)
 
-    def put(self, group: ScoredGroup) -> None:
-        assert group.ticket not in self._groups, f"ticket {group.ticket} was scored twice"
-        self._groups[group.ticket] = group
-
-    def _tickets(self, step: int) -> range:
-        return range(step * self._prompts_per_step, (step + 1) * self._prompts_per_step)
+    def put(self, group: ScoredGroup) -> list[ScoredGroup]:
+        """A scored group. Returns the groups that are dropped now."""
+        assert group.ticket >= self._next_ticket and group.ticket not in self._early, (
+            f"ticket {group.ticket} was scored twice"
+        )
+        self._early[group.ticket] = group
+        dropped = []
+        while (decided := self._early.pop(self._next_ticket, None)) is not None:
+            self._next_ticket += 1
+            step = self._step + len(self._accepted) // self._prompts_per_step
+            if self._replaced[step] < self._max_resamples and self._is_constant(decided):
+                self._replaced[step] += 1
+                dropped.append(decided)
+            else:
+                self._accepted.append(decided)
+        return dropped
 
     def missing(self, step: int) -> list[int]:
-        """Tickets of this step's batch that are not here yet."""
-        return [ticket for ticket in self._tickets(step) if ticket not in self._groups]
+        """Tickets that the batches up to this step wait for, if no more are dropped."""
+        wanted = (step - self._step + 1) * self._prompts_per_step - len(self._accepted)
+        tickets = range(self._next_ticket, self._next_ticket + max(0, wanted))
+        return [ticket for ticket in tickets if ticket not in self._early]
 
     def take(self, step: int) -> list[ScoredGroup]:
-        """The batch of `step` in ticket order; it must be complete."""
-        assert not self.missing(step)
-        return [self._groups.pop(ticket) for ticket in self._tickets(step)]
+        """The batch of `step`, the next one, in ticket order; it must be complete."""
+        assert step == self._step and not self.missing(step)
+        batch = self._accepted[: self._prompts_per_step]
+        del self._accepted[: self._prompts_per_step]
+        self._step += 1
+        return batch
+
+    def replaced(self, step: int) -> int:
+        """Groups that were dropped for this step, which has been taken."""
+        return self._replaced.pop(step, 0)
 
     def drain(self) -> list[ScoredGroup]:
         """Everything that is left, in ticket order; the buffer is empty afterwards."""
-        left = [self._groups[ticket] for ticket in sorted(self._groups)]
-        self._groups.clear()
+        left = [*self._accepted, *(self._early[ticket] for ticket in sorted(self._early))]
+        self._accepted, self._early = [], {}
         return left
 
 

@@ -177,7 +177,8 @@ class Controller:
             num_generations=rollout.num_generations,
             max_staleness=self.config.algorithm.max_staleness,
             max_outstanding=room,
-            next_ticket=self.state.step * rollout.prompts_per_step,
+            next_ticket=self.state.step * rollout.prompts_per_step + self.state.dropped,
+            dropped=self.state.dropped,
             end_ticket=self.config.trainer.max_steps * rollout.prompts_per_step,
             skipped_steps=self.state.step - self.state.policy_version,
             replicas=replicas,
@@ -365,18 +366,20 @@ class Controller:
         self.phase, asked = "train", time.monotonic()
         trained = await self._ask_trainer(Train(batch=batch), Trained)
         self.deadline.pace.trainings.append(time.monotonic() - asked)
-        self.state = self.state.after_step(trained.version)
+        used = groups[-1].ticket + 1
+        dropped = used - (step + 1) * self.config.rollout.prompts_per_step
+        self.state = self.state.after_step(trained.version, dropped=dropped)
         self.schedule.skipped_steps = self.state.step - self.state.policy_version
         if self.weights.is_due(self.state.policy_version):
             await self.weights.publish(self.state.policy_version)
         await self.flow.pump()
         self.books.trained(groups, batch, trained, trainer_version=trainer_version)
-        self.flow.booked(step)
+        self.flow.booked()
         self.last_metrics = self.books.step(
             groups,
             trained,
             trainer_version=trainer_version,
-            timings=self._timings(groups, waited_s),
+            timings=self._timings(groups, waited_s) | self.flow.sampling_figures(step),
         )
         self.parts.progress.step(self._snapshot())
 

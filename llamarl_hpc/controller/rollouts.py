@@ -11,13 +11,15 @@ With a reference executor there is a fifth between scoring and buffer: `controll
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from llamarl_hpc.batching.buffer import RolloutBuffer, ScoredGroup
+from llamarl_hpc.batching.buffer import RolloutBuffer, ScoredGroup, credit_of
+from llamarl_hpc.batching.credit import CreditRules
 from llamarl_hpc.channels.messages import Generate, GroupScores, Score, ScoreItem
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
@@ -78,7 +80,14 @@ class RolloutFlow:
             store,
             attempt,
         )
-        self.buffer = RolloutBuffer(prompts_per_step=config.rollout.prompts_per_step)
+        rules = dataclasses.replace(CreditRules.of(config), beta=0.0)
+        self.buffer = RolloutBuffer(
+            prompts_per_step=schedule.prompts_per_step,
+            first_step=schedule.step_of(schedule.next_ticket),
+            first_ticket=schedule.next_ticket,
+            max_resamples=max_resamples(config),
+            is_constant=lambda g: not g.failed and credit_of([g], rules).constant[0],
+        )
         self.heldout = heldout
         self.busy = BusyClock()
         self.reference = ReferenceFlow(
@@ -87,7 +96,7 @@ class RolloutFlow:
             fleet=fleet,
             busy=self.busy,
             step_of=schedule.step_of,
-            put=self.buffer.put,
+            put=self._put,
         )
         self._generating: dict[Key, _Issued] = {}
         self._scoring: dict[Key, _Issued] = {}
@@ -214,6 +223,22 @@ class RolloutFlow:
                 self._on_evaluated(group)
         self.bell.ring()
 
+    def _put(self, group: ScoredGroup) -> None:
+        """A group is ready for its step; without spread in its rewards it may be replaced."""
+        for dropped in self.buffer.put(group):
+            self.schedule.dropped += 1
+            self._issues.pop(dropped.ticket, None)
+            self.store(
+                record_of(
+                    dropped,
+                    purpose=Purpose.TRAIN,
+                    status=Status.DROPPED,
+                    reason="constant reward",
+                    attempt=self.attempt,
+                    temperature=self.config.rollout.temperature,
+                )
+            )
+
     def _on_evaluated(self, group: ScoredGroup) -> None:
         evaluation = self.heldout.current
         counts = evaluation is not None and evaluation.owns(group.ticket)
@@ -247,10 +272,10 @@ class RolloutFlow:
         self._taken = self.buffer.take(step)
         return self._taken
 
-    def booked(self, step: int) -> None:
-        """The groups of this step are in the store."""
+    def booked(self) -> None:
+        """The groups that were taken are in the store."""
+        end = self._taken[-1].ticket + 1
         self._taken = []
-        end = (step + 1) * self.config.rollout.prompts_per_step
         for old in [ticket for ticket in self._issues if ticket < end]:
             del self._issues[old]
 
@@ -323,6 +348,17 @@ class RolloutFlow:
 
     # ------------------------------------------------------------------ who waits for whom
 
+    def sampling_figures(self, step: int) -> dict[str, float]:
+        """Of a step that has been taken, with dynamic sampling."""
+        if not self.config.algorithm.dynamic_sampling:
+            return {}
+        replaced = self.buffer.replaced(step)
+        at_bound = replaced == max_resamples(self.config)
+        return {
+            "dynamic_sampling/replaced": float(replaced),
+            "dynamic_sampling/bound_reached": float(at_bound),
+        }
+
     def waiting_for(self, step: int) -> str:
         """What the batch of `step` waits for, in words; empty when it is complete."""
         missing = self.buffer.missing(step)
@@ -349,6 +385,16 @@ class RolloutFlow:
         else:
             times = [i.asked_at for i in self._generating.values() if i.replica == executor]
         return time.monotonic() - min(times) if times else 0.0
+
+
+def max_resamples(config: Config) -> int:
+    """Groups that a step may replace."""
+    algorithm = config.algorithm
+    if not algorithm.dynamic_sampling:
+        return 0
+    if algorithm.max_resamples is not None:
+        return algorithm.max_resamples
+    return 3 * config.rollout.prompts_per_step
 
 
 def _key(request: GenerationRequest) -> Key:

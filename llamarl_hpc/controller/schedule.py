@@ -28,7 +28,8 @@ class Replica:
 
 @dataclass
 class Schedule:
-    """Tickets and replicas. `next_ticket` to `end_ticket` have not been issued yet."""
+    """Tickets and replicas. From `next_ticket` on, none has been issued yet; the run consumes
+    `end_ticket` of them, those that are dropped not counted."""
 
     prompts_per_step: int
     num_generations: int
@@ -36,6 +37,7 @@ class Schedule:
     max_outstanding: int  # completions a replica may hold, running and queued
     next_ticket: int
     end_ticket: int
+    dropped: int = 0  # tickets before all that are on their way that no step will consume
     skipped_steps: int = 0  # batches that made no optimizer step; the version lags by so many
     replicas: dict[str, Replica] = field(default_factory=dict)
     _returned: list[int] = field(default_factory=list)  # heap
@@ -46,8 +48,8 @@ class Schedule:
         return self._peek() is None
 
     def step_of(self, ticket: int) -> int:
-        """The step that consumes this ticket."""
-        return step_of(ticket, prompts_per_step=self.prompts_per_step)
+        """The step that consumes this ticket, or a later one than that: more may be dropped."""
+        return step_of(ticket - self.dropped, prompts_per_step=self.prompts_per_step)
 
     def give_back(self, ticket: int) -> None:
         """The ticket's replica is gone; it must be started again."""
@@ -68,7 +70,7 @@ class Schedule:
     def _peek(self) -> int | None:
         if self._returned:
             return self._returned[0]
-        return self.next_ticket if self.next_ticket < self.end_ticket else None
+        return self.next_ticket if self.next_ticket - self.dropped < self.end_ticket else None
 
     def _pop(self, ticket: int) -> None:
         if self._returned and self._returned[0] == ticket:
@@ -78,7 +80,9 @@ class Schedule:
 
     def _best_replica(self, ticket: int) -> Replica | None:
         version = oldest_version_allowed(
-            ticket, prompts_per_step=self.prompts_per_step, max_staleness=self.max_staleness
+            ticket - self.dropped,
+            prompts_per_step=self.prompts_per_step,
+            max_staleness=self.max_staleness,
         )
         room = self._room()
         eligible = [

@@ -87,11 +87,11 @@ def scores(purpose: Purpose, group_id: int, count: int) -> GroupScores:
 class Scene:
     """A flow with two replicas at version 0, two prompts a step, three completions a prompt."""
 
-    def __init__(self, heldout: int = 0) -> None:
+    def __init__(self, heldout: int = 0, **algorithm: object) -> None:
         self.config = Config.model_validate(
             {
                 "rollout": {"prompts_per_step": 2, "num_generations": 3},
-                "algorithm": {"max_staleness": 1},
+                "algorithm": {"max_staleness": 1, **algorithm},
                 "evaluation": {"num_generations": 1},
             }
         )
@@ -239,7 +239,7 @@ async def test_groups_at_the_trainer_are_abandoned_unless_they_are_booked() -> N
     for replica in scene.replicas:
         await scene.finish(replica)
     assert [group.ticket for group in scene.flow.take(0)] == [0, 1]
-    scene.flow.booked(0)
+    scene.flow.booked()
     assert [group.ticket for group in scene.flow.take(1)] == [2, 3]
     assert scene.flow.abandon_all("trainer rank 0 on here: died") == 2
     assert [record.group_id for record in scene.records] == [2, 3]

@@ -107,6 +107,15 @@ class AlgorithmConfig(Block):
         description="Completions that hit the length limit are trained like others; give no "
         "gradient but keep their place in the baseline; or count in neither.",
     )
+    dynamic_sampling: bool = Field(
+        False,
+        description="Replace groups whose rewards are all equal by groups of new prompts.",
+    )
+    max_resamples: NonNegativeInt | None = Field(
+        None,
+        description="Groups that a step may replace; then it trains with what there is. Default: "
+        "three times `rollout.prompts_per_step`.",
+    )
     length_penalty: NonNegativeFloat = Field(
         0.0,
         description="Taken off the reward of a completion of `max_completion_length` tokens, and "
