@@ -19,12 +19,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.errors import ExecutorFailed
 from llamarl_hpc.slurm_text.cpu_counts import expand_counts
 from llamarl_hpc.slurm_text.node_list import expand_nodes
+
+if TYPE_CHECKING:  # status and logs of a login node do without pydantic
+    from llamarl_hpc.config.schema import Config, ResourceConfig
 
 MARKER = "LLAMARL_EXECUTOR"  # set by launch/steps.py for every rank it starts
 ONE_HOST = "LLAMARL_ONE_HOST"  # "0" or "1", set by launch/srun.py: it alone knows the nodes

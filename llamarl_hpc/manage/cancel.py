@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from llamarl_hpc.errors import ConfigError, LlamarlError
 from llamarl_hpc.launch import queue
 from llamarl_hpc.manage.jobs import RunningIn, active_jobs, ask_about
-from llamarl_hpc.manage.status import is_alive, is_running_here
+from llamarl_hpc.manage.process import is_alive, is_of_this_host, is_running_here
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.slurm_text.job_state import is_waiting
 
@@ -127,7 +126,7 @@ def _cancel_here(
     run: RunDir, attempt: dict[str, Any], now: bool, wait_s: float, tell: Callable[[str], None]
 ) -> str:
     pid, host = int(attempt["pid"]), attempt["host"]
-    if host != socket.gethostname():
+    if not is_of_this_host(attempt):
         raise ConfigError(f"the controller of this run is process {pid} on {host}; cancel it there")
     if not is_alive(attempt):
         return "nothing to cancel: the controller was killed; 'resume' continues the run"

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.manage.jobs import newest_job
-from llamarl_hpc.manage.status import read_status
 from llamarl_hpc.run_dir import RunDir
 
 _POLL_S = 0.3
@@ -122,6 +121,8 @@ def _has_ended(run: RunDir, attempt: int | None, *, ask: bool) -> bool:
 
 
 def _is_over(run: RunDir) -> bool:
+    from llamarl_hpc.manage.status import read_status
+
     return read_status(run)["state"] not in ("queued", "starting", "running")
 
 

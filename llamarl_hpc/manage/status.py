@@ -8,18 +8,17 @@ and becomes a warning. Loads no torch; works on any machine that sees the folder
 from __future__ import annotations
 
 import re
-import socket
 import time
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-import psutil
 import yaml
 
 from analysis.lineage import Attempt, current_events, current_metrics
 from llamarl_hpc.launch import queue
 from llamarl_hpc.manage.jobs import RunningIn, ask_about, has_slurm, newest_job
+from llamarl_hpc.manage.process import is_alive, is_of_this_host
 from llamarl_hpc.observability.json_lines import read_json_lines
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.slurm_text.job_state import is_waiting
@@ -153,28 +152,9 @@ def _after(
 
 def _state_here(attempt: dict[str, Any], outcome: str, reason: str) -> tuple[str, str]:
     """Of a run without a job: its process can be looked for on its own machine."""
-    here = attempt.get("host") == socket.gethostname()
-    if outcome == "running" and here and not is_alive(attempt):
+    if outcome == "running" and is_of_this_host(attempt) and not is_alive(attempt):
         return "killed", _KILLED
     return outcome, reason
-
-
-def is_alive(attempt: dict[str, Any]) -> bool:
-    """Whether the controller that wrote this entry of run.json still runs on this machine, and not
-    a later process with its number."""
-    try:
-        process = psutil.Process(int(attempt["pid"]))
-        is_older = process.create_time() <= float(attempt["started"]) + 1.0
-        return is_older and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def is_running_here(run: RunDir) -> dict[str, Any] | None:
-    """The attempt that a process of this machine makes now."""
-    last: dict[str, Any] = (run.read_info().get("attempts") or [{}])[-1]
-    here = last.get("outcome") == "running" and last.get("host") == socket.gethostname()
-    return last if here and is_alive(last) else None
 
 
 # ------------------------------------------------------------------ progress

