@@ -1,7 +1,7 @@
 """How long an attempt may go on: pure, over the end of its job and what steps took so far.
 
                        now                                                     end of the job
-    begin a step?       |--- a step ---|- checkpoint -|------- margin ---------|
+    begin a step?       |--- a step ---|- checkpoint -|- leave -|---- margin ----|
     go at once?         |- checkpoint -|- leave -|
 
 Durations are the longest of the last few, so one slow step is not the last one's undoing.
@@ -46,15 +46,16 @@ class Deadline:
 
     def fits_step(self, now: float) -> bool:
         """Whether one more step, with its batch still to come, and a checkpoint fit."""
-        return now + self.pace.step_s + self.pace.checkpoint_s + self.margin_s <= self.end
+        return self.fits_checkpoint(now + self.pace.step_s + self.margin_s)
 
     def fits_training(self, now: float) -> bool:
         """The same for a step whose batch is all but there."""
-        return now + self.pace.training_s + self.pace.checkpoint_s + self.margin_s <= self.end
+        return self.fits_checkpoint(now + self.pace.training_s + self.margin_s)
 
     def fits_checkpoint(self, now: float) -> bool:
         """Whether there is time for a checkpoint, and to leave. Not: go at once."""
-        return now + self.pace.checkpoint_s + LEAVE_S <= self.end
+        checkpoint_s = self.pace.checkpoint_s or self.pace.step_s  # not measured: a guess
+        return now + checkpoint_s + LEAVE_S <= self.end
 
     def is_over(self, now: float) -> bool:
         """Whether even what is under way must be left."""

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Look = Callable[[], JobNow | None]  # asks Slurm, which may take a while
 TIME_LIMIT, STOP_REQUEST = "the time limit", "a stop request"
-_LOOK_S, _TICK_S = 30.0, 1.0
+_TICK_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,7 @@ class Ending:
         deadline: Deadline,
         *,
         job: JobAround | None,
+        poll_s: float,
         stop_file: Path,
         stop: Callable[[str], None],
         leave: Callable[[str], None],
@@ -55,6 +56,7 @@ class Ending:
         is_waiting: Callable[[], bool],
     ) -> None:
         self.deadline, self.job, self.stop_file = deadline, job, stop_file
+        self.poll_s = poll_s  # between looks at Slurm
         self.stop, self.leave = stop, leave
         self.is_saving, self.is_waiting = is_saving, is_waiting
         self.ending = ""  # why Slurm ends the job; empty while it does not
@@ -90,13 +92,13 @@ class Ending:
                 self._consider_signals()
             self.consider()
             try:
-                async with asyncio.timeout(_TICK_S):
+                async with asyncio.timeout(min(_TICK_S, self.poll_s)):
                     await self._look_now.wait()
             except TimeoutError:
                 continue
 
     async def _ask(self) -> None:
-        self._next_look = time.monotonic() + _LOOK_S
+        self._next_look = time.monotonic() + self.poll_s
         now = await asyncio.to_thread(self.job.look) if self.job is not None else None
         if now is not None:
             self._note(now)

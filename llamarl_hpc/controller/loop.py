@@ -152,6 +152,7 @@ class Controller:
         self.ending = Ending(
             self.deadline,
             job=parts.job,
+            poll_s=config.launch.poll_s,
             stop_file=parts.stop_file,
             stop=self.request_stop,
             leave=self.leave_now,

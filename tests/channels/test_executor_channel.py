@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -154,3 +156,15 @@ async def test_executors_outlive_no_controller_and_find_the_next_one(run: RunDir
     assert await next_message(setup.controller) == ("generator.0", hello("generator.0"))
     assert channel.controller_silent_s > 0.5  # the old keys open nothing at the new controller
     await setup.close()
+
+
+async def test_a_signal_is_told_at_once_and_only_once(setup: Setup) -> None:
+    channel = await setup.connect("trainer")
+    os.write(channel.signal_fd, bytes([signal.SIGTERM]))  # as the interpreter's handler does
+    named = []
+    async with asyncio.timeout(10.0):
+        while len(named) < 10:
+            _, message = await setup.controller.receive()
+            assert isinstance(message, Heartbeat)
+            named.append(message.signal)
+    assert named.count("SIGTERM") == 1 and set(named) == {"", "SIGTERM"}

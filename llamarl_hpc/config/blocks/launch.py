@@ -79,6 +79,9 @@ class LaunchConfig(Block):
         description="In a Slurm job no step begins unless it and a checkpoint, as long as they "
         "took lately, would be over so many seconds before the job's end.",
     )
+    poll_s: PositiveFloat = Field(
+        30.0, description="Seconds between looks at the job's end, which operators may move."
+    )
     requeue: Literal["auto", "requeue", "resubmit", "never"] = Field(
         "auto",
         description="How a batch script goes on after the time limit, preemption or a failure. "
