@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.errors import ExecutorFailed
 from llamarl_hpc.slurm_text.cpu_counts import expand_counts
 from llamarl_hpc.slurm_text.node_list import expand_nodes
