@@ -8,7 +8,7 @@ from __future__ import annotations
 
 EXIT_OK = 0
 EXIT_USER_ERROR = 2  # bad config, missing file, full disk, ...; nothing was lost
-EXIT_EXECUTOR_FAILED = 3  # an executor died and could not be replaced
+EXIT_EXECUTOR_FAILED = 3  # an executor died and could not be replaced, or an alarm stopped the run
 EXIT_STOPPED = 4  # stopped by a signal or the time limit after a clean checkpoint; resumable
 
 
@@ -74,6 +74,12 @@ class ExecutorFailed(LlamarlError, RuntimeError):
     def __str__(self) -> str:
         head = f"{self.executor} rank {self.rank} on {self.host}: {self.reason}"
         return f"{head}\n{self.detail}" if self.detail else head
+
+
+class StoppedByAlarm(LlamarlError, RuntimeError):
+    """An alarm of the config ended the run; its newest checkpoint is of the last good state."""
+
+    exit_code = EXIT_EXECUTOR_FAILED
 
 
 class StoppedBySignal(LlamarlError, RuntimeError):

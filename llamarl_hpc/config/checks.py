@@ -135,6 +135,16 @@ def _algorithm(config: Config) -> Iterator[str]:
     yield from _bounds(algorithm)
     yield from _mismatch(algorithm)
     yield from _reference(config)
+    if algorithm.dynamic_sampling and algorithm.advantage == "reinforce_pp":
+        yield (
+            "algorithm.dynamic_sampling replaces groups whose completions do not differ, but "
+            "algorithm.advantage 'reinforce_pp' does not compare within groups; use another one"
+        )
+    if algorithm.max_resamples is not None and not algorithm.dynamic_sampling:
+        yield (
+            f"algorithm.max_resamples is {algorithm.max_resamples} but algorithm.dynamic_sampling "
+            "is false; set both or neither"
+        )
 
 
 def _reference(config: Config) -> Iterator[str]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from llamarl_hpc.config.blocks.alarms import (
+    AlarmsConfig,
+)
 from llamarl_hpc.config.blocks.algorithm import (
     AlgorithmConfig,
 )
@@ -54,6 +57,7 @@ from llamarl_hpc.config.blocks.trainer import (
 )
 
 __all__ = [
+    "AlarmsConfig",
     "AlgorithmConfig",
     "Block",
     "ChannelConfig",
@@ -105,6 +109,7 @@ class Config(Block):
     generator: GeneratorConfig = Field(default_factory=lambda: GeneratorConfig())
     weight_sync: WeightSyncConfig = Field(default_factory=lambda: WeightSyncConfig())
     storage: StorageConfig = Field(default_factory=lambda: StorageConfig())
+    alarms: AlarmsConfig = Field(default_factory=lambda: AlarmsConfig())
     logging: LoggingConfig = Field(default_factory=lambda: LoggingConfig())
     channels: ChannelConfig = Field(default_factory=lambda: ChannelConfig())
     launch: LaunchConfig = Field(default_factory=lambda: LaunchConfig())

@@ -71,9 +71,11 @@ from llamarl_hpc.errors import (
     ConfigError,
     ExecutorFailed,
     LlamarlError,
+    StoppedByAlarm,
     StoppedBySignal,
     StoreError,
 )
+from llamarl_hpc.observability.alarms import Alarms
 from llamarl_hpc.observability.metrics_log import MetricsLog
 from llamarl_hpc.observability.progress import Progress, Snapshot
 from llamarl_hpc.observability.trace import Tracer
@@ -161,6 +163,7 @@ class Controller:
         )
         self.fleet.on_signal = self.ending.on_executor_signal
         self.fleet.is_ending = self._is_ending
+        self.alarms = Alarms(config.alarms)
         self.started = time.monotonic()
         self.last_metrics: dict[str, float] = {}
         self.phase = "start executors"
@@ -312,8 +315,31 @@ class Controller:
             if not await self._drive(lambda: not self.flow.buffer.missing(self.state.step)):
                 break
             await self._step(await self._take_batch())
+            await self._heed_alarms()
             await self._after_step()
         await self._finish()
+
+    async def _heed_alarms(self) -> None:
+        """Tell what goes wrong. Raises StoppedByAlarm if the config wants it: after a checkpoint
+        if the step was refused, for the weights are unharmed; else the newest one is of a time
+        before the trouble began (see `_after_step`)."""
+        step, version = self.state.step, self.state.policy_version
+        for alarm in self.alarms.check(self.last_metrics):
+            figures = {f"alarm/{alarm.name}": alarm.value}
+            self.parts.metrics.event("alarm", policy_version=version, metrics=figures)
+            if not alarm.stops:
+                log.warning("alarm at step %d: %s", step, alarm.sentence)
+                continue
+            if self.last_metrics["steps_refused"]:
+                await self._last_words()
+            await self.saving.settle()
+            newest = self._last_checkpoint
+            good = f"the checkpoint of step {newest}" if newest > 0 else "the start"
+            raise StoppedByAlarm(
+                f"stopped by an alarm after step {step}: {alarm.sentence}; the last good state is "
+                f"{good}: mend the cause, then 'llamarl-hpc resume', or set "
+                f"alarms.{alarm.name} to warn"
+            )
 
     def _have_first_weights(self) -> bool:
         """All replicas that live can draw; one that died meanwhile joins when it is up again."""
@@ -464,7 +490,8 @@ class Controller:
         is_last = step == trainer.max_steps
         if self.parts.references.is_due(step):
             await self._renew_reference()
-        if trainer.save_steps and step % trainer.save_steps == 0 and not is_last:
+        is_due = trainer.save_steps and step % trainer.save_steps == 0 and not is_last
+        if is_due and not self.alarms.is_suspicious:  # it would not be of a good state
             await self._checkpoint()
         else:
             self.parts.writer.flush(wait=False)  # durable while the next step runs

@@ -75,6 +75,7 @@ CHANGEABLE_KEYS = (
     "weight_sync.",
     "storage.",
     "logging.",
+    "alarms.",
     "channels.",
     "launch.",
     "reward_pool.",

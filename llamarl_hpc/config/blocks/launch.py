@@ -113,6 +113,10 @@ class LaunchConfig(Block):
         description="Look at all nodes before executors start (as `llamarl-hpc doctor` does), and "
         "stop within a minute, with exit code 2, when something is broken.",
     )
+    preflight_timeout_s: PositiveFloat = Field(
+        50.0,
+        description="Longest that nodes are looked at; what has not answered by then is broken.",
+    )
     max_restarts: NonNegativeInt = Field(
         3,
         description="Times a dead generator replica (or the reward executor) is started again "
