@@ -1,4 +1,4 @@
-"""`llamarl-hpc bench rollouts`: the figures of the README, on your machine."""
+"""`llamarl-hpc bench`: the figures of the README, on your machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
+from llamarl_hpc.errors import ConfigError
+
 
 def register(app: typer.Typer) -> None:
     """Add the sub-commands to the app."""
     bench = typer.Typer(no_args_is_help=True, help="Measure parts of the system on this machine.")
     bench.callback()(_group)
     bench.command("rollouts")(rollouts)
+    bench.command("weight-sync")(weight_sync)
     app.add_typer(bench, name="bench")
 
 
@@ -58,6 +61,49 @@ def rollouts(
     Console().print(_table(figures))
     if json_file is not None:
         write_figures(json_file, figures)
+
+
+def weight_sync(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures here.")
+    ] = None,
+    size: Annotated[str, typer.Option(help="135m, 1b, or custom.")] = "135m",
+    parameters: Annotated[
+        int, typer.Option(min=1, help="Millions of parameters, with --size custom.")
+    ] = 20,
+    dtype: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    trainers: Annotated[int, typer.Option(min=1, help="Trainer ranks.")] = 2,
+    generators: Annotated[int, typer.Option(min=1, help="Replicas of one rank.")] = 2,
+    zero: Annotated[int, typer.Option(min=0, max=3, help="ZeRO stage of the trainer.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="The medians count.")] = 5,
+) -> None:
+    """Weight sync: both transports against a memory copy, a bare broadcast, and what others do."""
+    from rich.console import Console
+
+    from llamarl_hpc.cli.bench_weight_sync import Task, measure
+    from llamarl_hpc.cli.figures import write_figures
+
+    _one_of("--size", size, ("135m", "1b", "custom"))
+    _one_of("--dtype", dtype, ("fp32", "bf16"))
+    task = Task(
+        folder="",
+        size=size,
+        parameters=parameters,
+        dtype=dtype,
+        trainers=trainers,
+        generators=generators,
+        zero_stage=zero,
+        rounds=rounds,
+    )
+    figures = measure(task)
+    Console().print(_table(figures))
+    if json_file is not None:
+        write_figures(json_file, figures)
+
+
+def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{option} is {', '.join(choices[:-1])} or {choices[-1]}, not {value}")
 
 
 def _table(figures: dict[str, Any]) -> Any:

@@ -1,8 +1,8 @@
 """Weight sync over the network: broadcasts by the ranks that own the shards (NCCL or gloo).
 
     trainer, every rank   copies the pieces it sends into staging buffers -> training goes on
-    trainer, background   agrees with the receivers (rendezvous.py), then broadcasts its buckets,
-                          and sums them meanwhile
+    trainer, background   agrees with the receivers (rendezvous.py), then broadcasts its buckets as
+                          soon as they are copied, and sums them meanwhile
     generator, background receives all buckets into one arena (collective_receiver.py)
 
 Nothing is gathered, and no trainer rank receives what another one sends. Who waits for whom: the
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import threading
 import time
 from collections import deque
@@ -81,6 +82,7 @@ class _Transfer:
         self.receivers = [f"{m.executor} rank {r}" for m in members for r in range(m.num_ranks)]
         self.cancelled = threading.Event()
         self.finished = threading.Event()
+        self.copied: queue.SimpleQueue[bool] = queue.SimpleQueue()  # an item for every bucket
         self.verdict = ""  # what went wrong; "" while under way and when all went well
 
 
@@ -135,7 +137,6 @@ class CollectivePublisher:
     def publish(self, version: int, epoch: int, members: Sequence[SyncMember]) -> PublishReceipt:
         start = time.monotonic()
         self._end_last(epoch)
-        self._snapshot()
         self._number += 1
         transfer = _Transfer(number=self._number, version=version, epoch=epoch, members=members)
         self._transfer, staging = transfer, self._staging
@@ -144,6 +145,7 @@ class CollectivePublisher:
         else:
             transfer.checksum.cancel()
             transfer.finished.set()
+        self._snapshot(transfer)
         return PublishReceipt(
             version=version,
             num_bytes=self._arena.num_bytes,
@@ -188,13 +190,18 @@ class CollectivePublisher:
                 self._staging = self._new_staging()
                 self._groups = {}
 
-    def _snapshot(self) -> None:
-        """Copy what this rank sends into its staging buffers."""
-        for bucket, memory in zip(self._mine, self._staging, strict=True):
-            for piece in bucket.pieces:
-                copy_piece(self._source, piece, memory[piece.offset :][: piece.num_bytes])
-        if self._from_gpu:
-            torch.cuda.synchronize()
+    def _snapshot(self, transfer: _Transfer) -> None:
+        """Copy what this rank sends into its staging buffers; each may leave at once."""
+        try:
+            for bucket, memory in zip(self._mine, self._staging, strict=True):
+                for piece in bucket.pieces:
+                    copy_piece(self._source, piece, memory[piece.offset :][: piece.num_bytes])
+                if self._from_gpu:
+                    torch.cuda.synchronize()
+                transfer.copied.put(True)
+        except BaseException:
+            transfer.cancelled.set()
+            raise
 
     def _board(self) -> Board:
         return Board(connect_store(self.store_address, self._timeout_s))
@@ -246,7 +253,7 @@ class CollectivePublisher:
             if self._world.is_leader:
                 self._prepare(transfer, board, watch)
             go = msgspec.json.decode(board.wait(f"go/{number}", watch), type=Go)
-            self._send(go, transfer.version, staging, groups, board, watch)
+            self._send(go, transfer, staging, groups, board, watch)
             if self._world.is_leader:
                 sums = self._announced(board, number, watch)
                 transfer.checksum.set_result(checksum_of(self._verify, self._arena, sums))
@@ -306,7 +313,7 @@ class CollectivePublisher:
     def _send(
         self,
         go: Go,
-        version: int,
+        transfer: _Transfer,
         staging: list[torch.Tensor],
         groups: dict[int, Backend],
         board: Board,
@@ -330,10 +337,12 @@ class CollectivePublisher:
         under_way: deque[Work] = deque()
         sums: list[list[int]] = []
         for bucket, memory in zip(self._mine, staging, strict=True):
-            watch()
+            _await(transfer.copied, watch)
             under_way.append(broadcast(groups[rank], memory))
             if self._verify != "off":
-                sums.append(bucket_sums(self._verify, version, self._arena, bucket, memory))
+                sums.append(
+                    bucket_sums(self._verify, transfer.version, self._arena, bucket, memory)
+                )
             if len(under_way) == WINDOW:
                 finish_work(under_way.popleft(), watch)
         if self._verify != "off":
@@ -344,3 +353,12 @@ class CollectivePublisher:
     def _announced(self, board: Board, number: int, watch: Callable[[], None]) -> list[list[int]]:
         """The sums of all ranks."""
         return [] if self._verify == "off" else read_sums(board, number, self._plan, watch)
+
+
+def _await(copied: queue.SimpleQueue[bool], watch: Callable[[], None]) -> None:
+    """Until the next bucket has been copied."""
+    while True:
+        watch()
+        with contextlib.suppress(queue.Empty):
+            copied.get(timeout=POLL_S)
+            return

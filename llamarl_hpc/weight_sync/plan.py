@@ -26,6 +26,8 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1
 ALIGNMENT = 64  # bytes; start of every parameter in the arena
 GRAIN = 1 << 16  # bytes; where the plan may choose, it cuts parameters at multiples of this
 
+ALONE = 1 << 19  # bytes; pieces from this size on do not share a bucket with what is elsewhere
+
 Range = tuple[int, int]  # elements [start, end) of a flattened parameter
 
 
@@ -172,10 +174,14 @@ def _share_out(
 def _pack(
     rank: int, arena: Arena, pieces: Sequence[tuple[ParameterSpec, int, int]], limit: int
 ) -> list[Bucket]:
-    """Buckets of at most `limit` bytes, in arena order; what adjoins there adjoins here."""
+    """Buckets of at most `limit` bytes, in arena order; what adjoins there adjoins here.
+
+    Pieces that do not adjoin share a bucket only if they are small: a receiver writes a bucket
+    that lies in the arena in one piece straight to its place, and copies the others twice.
+    """
     buckets: list[Bucket] = []
     packed: list[Piece] = []
-    fill = 0
+    fill, origin = 0, 0  # bytes; where the bucket would start in the arena
 
     def close() -> None:
         nonlocal packed, fill
@@ -186,10 +192,13 @@ def _pack(
     for spec, first, last in sorted(pieces, key=lambda p: (arena.offsets[p[0].name], p[1])):
         item, start = ITEM_BYTES[spec.dtype], first
         while start < last:
-            offset = _align(fill)
-            if offset >= limit:
+            offset, position = _align(fill), arena.position(spec.name, spec.dtype, start)
+            adjoins = not packed or position - offset == origin
+            large = max(fill, (last - start) * item) >= ALONE
+            if offset >= limit or (large and not adjoins):
                 close()
                 continue
+            origin = origin if packed else position
             end = min(last, start + (limit - offset) // item)
             packed.append(
                 Piece(name=spec.name, dtype=spec.dtype, start=start, end=end, offset=offset)

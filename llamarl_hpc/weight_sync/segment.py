@@ -4,8 +4,8 @@
                rank, executor
     slot 0     one arena (weight_sync/plan.py)
     slot 1     one arena
-    sums       per slot: for every trainer rank the serial it has summed, then a sum for every piece
-               of the plan
+    sums       per slot: for every trainer rank the serial that it has copied, and summed, then a
+               sum for every piece of the plan
 
 A serial counts what was written into a slot. The verdict (serial, 0 or the number of the first bad
 piece + 1) is left by the reader that has compared the sums: all readers look at the same memory.
@@ -59,7 +59,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sums_bytes(self) -> int:
-        return _slot_bytes(8 * NUM_SLOTS * (self.num_ranks + self.num_pieces))
+        return _slot_bytes(8 * NUM_SLOTS * (2 * self.num_ranks + self.num_pieces))
 
     @property
     def sums_at(self) -> int:
@@ -84,7 +84,7 @@ class Segment:
             raise WeightSyncError(f"{path} is not {size} bytes large as the weights need")
         self._header = mmap.mmap(handle, HEADER_BYTES)
         self._words: Array = np.frombuffer(self._header, dtype=np.int64)
-        self._sums: Array = _map_sums(handle, shape)  # int64 [NUM_SLOTS, ranks + pieces]
+        self._sums: Array = _map_sums(handle, shape)  # int64 [NUM_SLOTS, 2 * ranks + pieces]
         self._row: int | None = None
         if owner:
             self._words[0] = _MAGIC
@@ -182,20 +182,27 @@ class Segment:
         if self._handle is not None:
             _unlock(self._handle, _slot_lock(slot) + self._row, 1)
 
-    # ------------------------------------------------------------------ sums
+    # ------------------------------------------------------------------ what is done
+
+    def set_copied(self, slot: int, rank: int, serial: int) -> None:
+        """Trainer rank `rank` has written all its pieces."""
+        self._sums[slot, rank] = serial
+
+    def is_copied(self, slot: int, rank: int, serial: int) -> bool:
+        return int(self._sums[slot, rank]) == serial
 
     def set_sums(self, slot: int, rank: int, serial: int, sums: Mapping[int, int]) -> None:
         """What trainer rank `rank` found: number of the piece -> sum, modulo 2^64."""
         for number, value in sums.items():
-            self._sums[slot, self._num_ranks + number] = np.uint64(value).astype(np.int64)
-        self._sums[slot, rank] = serial
+            self._sums[slot, 2 * self._num_ranks + number] = np.uint64(value).astype(np.int64)
+        self._sums[slot, self._num_ranks + rank] = serial
 
     def is_summed(self, slot: int, rank: int, serial: int) -> bool:
-        return int(self._sums[slot, rank]) == serial
+        return int(self._sums[slot, self._num_ranks + rank]) == serial
 
     def sums(self, slot: int) -> list[int]:
         """Of every piece, in the order of the plan."""
-        return [int(v) for v in self._sums[slot, self._num_ranks :].astype(np.uint64)]
+        return [int(v) for v in self._sums[slot, 2 * self._num_ranks :].astype(np.uint64)]
 
     def lock_to_judge(self, slot: int) -> bool:
         return _lock(self._fd, _JUDGE + slot, 1)
@@ -294,7 +301,7 @@ def _shortage_text(num_bytes: int) -> str:
 
 def _map_sums(handle: int, shape: Shape) -> Array:
     memory = mmap.mmap(handle, shape.sums_bytes, offset=shape.sums_at)
-    row = shape.num_ranks + shape.num_pieces
+    row = 2 * shape.num_ranks + shape.num_pieces
     words: Array = np.frombuffer(memory, dtype=np.int64, count=NUM_SLOTS * row)
     return words.reshape(NUM_SLOTS, row)
 

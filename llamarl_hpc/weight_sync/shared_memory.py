@@ -2,7 +2,7 @@
 
     trainer rank 0   waits for the readers of the older slot -> lock
     every rank       copies the pieces it holds                          (one memcpy in all)
-    trainer rank 0   writes the version -> unlock; training goes on
+    trainer rank 0   waits for the others, writes the version -> unlock; training goes on
     every rank       (background) sums what it wrote, piece by piece
     generator rank   (background) waits for the version -> lock; the first one compares the sums
                      for all readers of this memory -> staged
@@ -39,7 +39,7 @@ from llamarl_hpc.weight_sync.plan import make_arena, make_plan
 from llamarl_hpc.weight_sync.segment import NUM_SLOTS, Segment, remove_stale
 from llamarl_hpc.weight_sync.verification import checksum_of, piece_sum
 
-_POLL_S = 0.002
+_POLL_S = 0.001
 _CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -84,14 +84,15 @@ class SharedMemoryPublisher:
         slot, executors = self._serial % NUM_SLOTS, {member.executor for member in members}
         self._summed[slot].wait(self._timeout_s)
         problem = self._claim(slot, executors) if self._world.is_leader else None
-        if problem := self._world.bcast(problem):
+        if problem := self._world.share(problem):
             raise WeightSyncError(problem)
         self._serial += 1
         for _, piece in self._mine:
             copy_piece(self._source, piece, self._layout.memory_of(self._slots[slot], piece))
-        self._world.barrier()
+        self._segment.set_copied(slot, self._world.rank, self._serial)
         checksum: Future[str] | None = None
         if self._world.is_leader:
+            self._await_copies(slot, version)
             self._segment.set_version(slot, version, self._serial)
             self._segment.unlock_for_writing(slot)
             self._offered[slot] = executors
@@ -138,6 +139,18 @@ class SharedMemoryPublisher:
                     f"{self._timeout_s:g} s by {', '.join(needed_by) or 'a reader'}"
                 )
             time.sleep(_POLL_S)
+
+    def _await_copies(self, slot: int, version: int) -> None:
+        """Asleep, because a rank that spins takes a core from those that copy."""
+        deadline = time.monotonic() + self._timeout_s
+        for rank in range(self._world.size):
+            while not self._segment.is_copied(slot, rank, self._serial):
+                if time.monotonic() >= deadline:
+                    raise WeightSyncError(
+                        f"trainer rank {rank} did not write its part of version {version} within "
+                        f"{self._timeout_s:g} s"
+                    )
+                time.sleep(_POLL_S)
 
     # ------------------------------------------------------------------ background thread
 

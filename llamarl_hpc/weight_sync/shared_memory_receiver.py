@@ -28,7 +28,7 @@ from llamarl_hpc.weight_sync.manifest import Manifest, read_manifest
 from llamarl_hpc.weight_sync.segment import NUM_SLOTS, Segment
 from llamarl_hpc.weight_sync.verification import checksum_of, difference, piece_sum
 
-_POLL_S = 0.002
+_POLL_S = 0.001
 
 
 class SharedMemoryReceiver:

@@ -82,6 +82,9 @@ class ThreadWorld(World):
         values = self.allgather(value)
         return values if self.rank == root else None
 
+    def share(self, command: Any = None) -> Any:
+        return self.allgather(command)[0]
+
     def barrier(self) -> None:
         self.allgather(None)
 

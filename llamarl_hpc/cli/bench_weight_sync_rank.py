@@ -1,0 +1,338 @@
+"""One process of `llamarl-hpc bench weight-sync`: a trainer rank or a generator replica."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch._C._distributed_c10d import Backend
+
+from llamarl_hpc.channels.messages import SyncMember
+from llamarl_hpc.cli.bench_weight_sync import Answer, Round, Task, model_specs
+from llamarl_hpc.config.schema import WeightSyncConfig
+from llamarl_hpc.placement import World, detect
+from llamarl_hpc.run_dir import RunDir
+from llamarl_hpc.types import ParameterSpec
+from llamarl_hpc.weight_sync.arena import torch_dtype
+from llamarl_hpc.weight_sync.base import StagedWeights, WeightPublisher, WeightReceiver
+from llamarl_hpc.weight_sync.collective import CollectivePublisher
+from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
+from llamarl_hpc.weight_sync.group import broadcast, make_group
+from llamarl_hpc.weight_sync.manifest import read_manifest
+from llamarl_hpc.weight_sync.shared_memory import SharedMemoryPublisher
+from llamarl_hpc.weight_sync.shared_memory_receiver import SharedMemoryReceiver
+
+_HOST = "127.0.0.1"
+_TIMEOUT_S = 300.0
+_POLL_S = 0.0005
+_TRANSPORTS = {
+    "shared_memory": ("shared_memory", "off"),
+    "shared_memory_verified": ("shared_memory", "full"),
+    "collective": ("collective", "off"),
+    "collective_verified": ("collective", "full"),
+}
+
+
+class MadeUpWeights:
+    """A `WeightSource`: what ZeRO would leave on this rank of `size`."""
+
+    def __init__(self, specs: list[ParameterSpec], rank: int, size: int, *, sharded: bool) -> None:
+        self.specs, self._rank, self._size, self._sharded = specs, rank, size, sharded
+        self._numel = {spec.name: spec.numel for spec in specs}
+        self._data: dict[str, torch.Tensor] = {}
+        for spec in specs:
+            start, end = self.owned_range(spec.name) or (0, spec.numel)
+            values = torch.arange(end - start, dtype=torch.float32).sin_()
+            self._data[spec.name] = values.to(torch_dtype(spec.dtype))
+
+    def parameter_specs(self) -> list[ParameterSpec]:
+        return self.specs
+
+    def owned_range(self, name: str) -> tuple[int, int] | None:
+        if not self._sharded:
+            return None
+        numel = self._numel[name]
+        shard = -(-numel // self._size)
+        return min(self._rank * shard, numel), min((self._rank + 1) * shard, numel)
+
+    def read(self, name: str, start: int, end: int) -> torch.Tensor:
+        first = (self.owned_range(name) or (0, 0))[0]
+        return self._data[name][start - first : end - first]
+
+    def parts(self) -> list[torch.Tensor]:
+        """What this rank holds; of whole parameters, its share."""
+        if self._sharded:
+            return list(self._data.values())
+        chunks = (tensor.chunk(self._size) for tensor in self._data.values())
+        return [c[self._rank] for c in chunks if self._rank < len(c)]
+
+
+class Bench:
+    """What one rank keeps between rounds."""
+
+    def __init__(self, task: Task, everybody: World) -> None:
+        self.task, self.everybody = task, everybody
+        self.is_trainer = everybody.rank < task.trainers
+        comm = everybody.comm.Split(0 if self.is_trainer else everybody.rank, everybody.rank)
+        self.world = World(rank=comm.rank, size=comm.size, comm=comm)
+        self.number = everybody.rank - task.trainers  # of the replica
+        self.specs = model_specs(task.size, task.dtype, task.parameters)
+        self.num_bytes = sum(s.numel * torch_dtype(s.dtype).itemsize for s in self.specs)
+        self.source: MadeUpWeights | None = None
+        self.copy: list[torch.Tensor] = []  # a trainer's own copy; what an engine would hold
+        if self.is_trainer:
+            self.source = MadeUpWeights(
+                self.specs, comm.rank, comm.size, sharded=task.zero_stage == 3
+            )
+            self.copy = [torch.empty_like(part).zero_() for part in self.source.parts()]
+        else:
+            self.copy = [torch.zeros(s.shape, dtype=torch_dtype(s.dtype)) for s in self.specs]
+        self.publishers: dict[str, WeightPublisher] = {}
+        self.receivers: dict[str, WeightReceiver] = {}
+        self.addresses: dict[str, str] = {}
+        for way in _TRANSPORTS:
+            self._connect(way)
+        self.groups = self._make_groups()
+        self.raw = self._raw_memory()
+        self.version = 0
+
+    # ------------------------------------------------------------------ set-up
+
+    def _connect(self, way: str) -> None:
+        transport, verify = _TRANSPORTS[way]
+        config = WeightSyncConfig.model_validate(
+            {"transport": transport, "verify": verify, "timeout_s": _TIMEOUT_S}
+        )
+        run = RunDir(Path(self.task.folder) / way)
+        if self.everybody.is_leader:
+            RunDir.create_at(run.path)
+        self.meet()
+        if self.source is not None and transport == "collective":
+            self.publishers[way] = CollectivePublisher(
+                config=config,
+                world=self.world,
+                source=self.source,
+                device="cpu",
+                source_device="cpu",
+                address=_HOST,
+            )
+        elif self.source is not None:
+            self.publishers[way] = SharedMemoryPublisher(
+                run=run, config=config, world=self.world, source=self.source
+            )
+        elif transport == "collective":
+            self.receivers[way] = CollectiveReceiver(
+                config=config,
+                executor=f"generator.{self.number}",
+                rank=0,
+                device="cpu",
+                address=_HOST,
+            )
+        else:
+            self.receivers[way] = SharedMemoryReceiver(
+                run=run, config=config, executor=f"generator.{self.number}", rank=0
+            )
+        address = self.publishers[way].store_address if self.is_trainer else None
+        self.addresses[way] = self.everybody.bcast(address)
+
+    def _make_groups(self) -> dict[str, Backend]:
+        """ "gather": the trainer ranks; "0", "1", ...: a trainer rank and all replicas."""
+        address, task = self.addresses["collective"], self.task
+        places: dict[str, list[int]] = {"gather": list(range(task.trainers))}
+        replicas = range(task.trainers, self.everybody.size)
+        for rank in range(task.trainers):
+            places[f"{rank}"] = [rank, *replicas]
+        return {
+            name: make_group(
+                store_address=address,
+                name=f"bench/{name}",
+                rank=ranks.index(self.everybody.rank),
+                size=len(ranks),
+                device="cpu",
+                own_address=_HOST,
+                timeout_s=_TIMEOUT_S,
+            )
+            for name, ranks in places.items()
+            if self.everybody.rank in ranks
+        }
+
+    def _raw_memory(self) -> dict[str, torch.Tensor]:
+        """As much for every sender as it really sends."""
+        share = -(-self.num_bytes // self.task.trainers)
+        return {
+            name: torch.zeros(share, dtype=torch.uint8) for name in self.groups if name != "gather"
+        }
+
+    def meet(self) -> None:
+        """A barrier that leaves the cores to others."""
+        request = self.everybody.comm.Ibarrier()
+        while not request.Test():
+            time.sleep(_POLL_S)
+
+    # ------------------------------------------------------------------ the ways
+
+    def time(self, work: Callable[[], Any]) -> float:
+        """Seconds from the first rank that began until the last one that was done. All ranks'
+        clocks are this machine's."""
+        self.meet()
+        start = time.monotonic()
+        work()
+        end = time.monotonic()
+        self.meet()
+        spans = self.everybody.allgather((start, end))
+        return float(max(end for _, end in spans) - min(start for start, _ in spans))
+
+    def copy_alone(self) -> None:
+        if self.source is not None:
+            for target, part in zip(self.copy, self.source.parts(), strict=True):
+                target.copy_(part)
+
+    def sync(self, way: str, replicas: int) -> tuple[float, float, float]:
+        """Seconds in all, of the trainer's stall, and of copying into an engine."""
+        self.version += 1
+        members = [SyncMember(executor=f"generator.{k}", num_ranks=1) for k in range(replicas)]
+        stall = pause = 0.0
+        staged: StagedWeights | None = None
+
+        def work() -> None:
+            nonlocal stall, staged
+            if self.is_trainer:
+                stall = self.publishers[way].publish(self.version, replicas, members).seconds
+            elif self.number < replicas:
+                receiver = self.receivers[way]
+                receiver.start(self.version, replicas, members, self.addresses[way])
+                while (staged := receiver.poll()) is None:
+                    time.sleep(_POLL_S)
+
+        seconds = self.time(work)
+        if staged is not None:
+            start = time.monotonic()
+            for target, (_, tensor) in zip(self.copy, staged.tensors(), strict=True):
+                target.copy_(tensor)
+            pause = time.monotonic() - start
+            staged.release()
+        found = self.everybody.allgather((stall, pause))
+        return seconds, max(s for s, _ in found), max(p for _, p in found)
+
+    def raw_broadcast(self) -> None:
+        works = [broadcast(self.groups[name], memory) for name, memory in self.raw.items()]
+        for work in works:
+            work.wait()
+
+    def gather_broadcast(self) -> None:
+        """As systems do that send from one rank: one parameter after the other."""
+        if not self.is_trainer:
+            for tensor in self.copy:
+                broadcast(self.groups["0"], tensor).wait()
+            return
+        for _, whole in self._gathered():
+            if self.everybody.is_leader:
+                broadcast(self.groups["0"], whole).wait()
+
+    def disk(self) -> None:
+        from safetensors.torch import load_file, save_file
+
+        path = Path(self.task.folder) / f"{self.version}.safetensors"
+        if self.is_trainer:
+            whole = dict(self._gathered())
+            if self.everybody.is_leader:
+                save_file(whole, path.with_suffix(".part"))
+                path.with_suffix(".part").rename(path)
+            return
+        while not path.exists():
+            time.sleep(_POLL_S)
+        for target, tensor in zip(self.copy, load_file(path).values(), strict=False):
+            target.view(-1)[: tensor.numel()].copy_(tensor.view(-1)[: target.numel()])
+
+    def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter whole on every trainer rank, one at a time (ZeRO-3's gather)."""
+        source, size = self.source, self.world.size
+        assert source is not None
+        for spec in self.specs:
+            held = source.owned_range(spec.name)
+            if held is None or size == 1:
+                yield spec.name, source.read(spec.name, 0, spec.numel).view(spec.shape)
+                continue
+            shard = torch.zeros(-(-spec.numel // size), dtype=torch_dtype(spec.dtype))
+            shard[: held[1] - held[0]] = source.read(spec.name, *held)
+            parts = torch.empty(size * len(shard), dtype=shard.dtype)
+            gather: Any = self.groups["gather"]
+            gather.allgather([list(parts.chunk(size))], [shard]).wait()
+            yield spec.name, parts[: spec.numel].view(spec.shape)
+
+    # ------------------------------------------------------------------ rounds
+
+    def round(self) -> Round:
+        seconds = {"copy": self.time(self.copy_alone)}
+        stall: dict[str, float] = {}
+        pause: dict[str, float] = {}
+        by_replicas: dict[str, float] = {}
+        replicas = 1
+        while replicas < self.task.generators:
+            by_replicas[f"{replicas}"] = self.sync("shared_memory", replicas)[0]
+            replicas *= 2
+        for way in _TRANSPORTS:
+            seconds[way], stall[way], pause[way] = self.sync(way, self.task.generators)
+        by_replicas[f"{self.task.generators}"] = seconds["shared_memory"]
+        seconds["raw_broadcast"] = self.time(self.raw_broadcast)
+        seconds["gather_broadcast"] = self.time(self.gather_broadcast)
+        seconds["disk"] = self.time(self.disk)
+        if self.everybody.is_leader:
+            (Path(self.task.folder) / f"{self.version}.safetensors").unlink()
+        return Round(seconds=seconds, stall=stall, pause=pause, by_replicas=by_replicas)
+
+    def collective_memory(self) -> int:
+        """Bytes that the first transfers of the collective transport added to this process."""
+        before = _private_bytes()
+        self.sync("collective", self.task.generators)
+        return max(_private_bytes() - before, 0)
+
+    def close(self) -> None:
+        self.meet()
+        for publisher in self.publishers.values():
+            publisher.close()
+        for receiver in self.receivers.values():
+            receiver.close()
+        self.meet()
+
+
+def _private_bytes() -> int:
+    """Resident memory of this process that is neither a file nor shared."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    task = msgspec.json.decode(sys.argv[1], type=Task)
+    everybody = detect()
+    bench = Bench(task, everybody)
+    memory = everybody.allgather((bench.is_trainer, bench.collective_memory()))
+    bench.round()  # the first one warms up
+    rounds = [bench.round() for _ in range(task.rounds)]
+    manifest = read_manifest(RunDir(Path(task.folder) / "shared_memory"))
+    assert manifest is not None
+    bench.close()
+    if everybody.is_leader:
+        answer = Answer(
+            num_bytes=bench.num_bytes,
+            rounds=rounds,
+            trainer_memory=max(m for is_trainer, m in memory if is_trainer),
+            generator_memory=max(m for is_trainer, m in memory if not is_trainer),
+            shared_bytes=manifest.shape.file_bytes,
+        )
+        part = Path(task.folder) / "answer.part"
+        part.write_bytes(msgspec.json.encode(answer))
+        part.rename(part.with_suffix(".json"))
+    everybody.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""`bench weight-sync` at a tiny size, through the command, and what it makes of its rounds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from llamarl_hpc.cli.bench_weight_sync import Answer, Round, Task, figures, model_specs
+from llamarl_hpc.cli.main import app
+
+
+@pytest.mark.mpi
+def test_every_way_is_measured_between_processes(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    words = ["bench", "weight-sync", "--size", "custom", "--parameters", "1", "--rounds", "1"]
+    words += ["--trainers", "1", "--generators", "1", "--json", str(out)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    for key in ("shared_memory_vs_copy", "collective_vs_gather_broadcast"):
+        assert found[key] > 0 and key in result.output
+    assert found["collective_vs_raw_broadcast"] > 0 and found["collective_vs_disk"] > 0
+    assert found["collective_trainer_stall_s"] < found["collective_verified_s"]
+    assert found["shared_memory_file_mib"] > 2 * found["gigabytes"] * 1000**3 / 1024**2
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    def seconds(machine: float) -> dict[str, float]:
+        ways = {"copy": 1.0, "shared_memory": 1.25, "shared_memory_verified": 2.0}
+        ways |= {"collective": 5.0, "collective_verified": 6.0, "raw_broadcast": 4.0}
+        return {
+            w: machine * s for w, s in (ways | {"gather_broadcast": 15.0, "disk": 60.0}).items()
+        }
+
+    rounds = [
+        Round(
+            seconds=seconds(machine),
+            stall=dict.fromkeys(list(seconds(1.0))[1:5], 1.1 * machine),
+            pause={"shared_memory": machine, "collective": machine},
+            by_replicas={"1": machine, "2": 1.1 * machine},
+        )
+        for machine in (1.0, 3.0, 0.5)  # others work there too
+    ]
+    answer = Answer(
+        num_bytes=4_000_000_000, rounds=rounds, trainer_memory=0, generator_memory=0, shared_bytes=0
+    )
+    task = Task(
+        folder="",
+        size="1b",
+        parameters=0,
+        dtype="fp32",
+        trainers=2,
+        generators=2,
+        zero_stage=3,
+        rounds=3,
+    )
+    found = figures(task, answer)
+    assert found["shared_memory_vs_copy"] == pytest.approx(0.8)
+    assert found["collective_vs_raw_broadcast"] == pytest.approx(0.8)
+    assert found["collective_vs_gather_broadcast"] == pytest.approx(3.0)
+    assert found["collective_vs_disk"] == pytest.approx(12.0)
+    assert found["stall_vs_copy_collective"] == pytest.approx(1.1)
+    assert found["shared_memory_s_2_replicas_vs_1"] == pytest.approx(1.1)
+    assert found["shared_memory_gb_per_s_per_receiver"] == pytest.approx(3.2)
+
+
+@pytest.mark.parametrize(("size", "millions"), [("135m", 134.5), ("1b", 1235.8), ("custom", 20)])
+def test_made_up_models_have_the_size_of_the_real_ones(size: str, millions: float) -> None:
+    numel = sum(spec.numel for spec in model_specs(size, "bf16", 20))
+    assert numel / 1e6 == pytest.approx(millions, rel=0.1 if size == "custom" else 1e-3)
+
+
+def test_a_size_that_there_is_not_is_a_sentence() -> None:
+    result = CliRunner().invoke(app, ["bench", "weight-sync", "--size", "7b"])
+    assert "--size is 135m, 1b or custom, not 7b" in str(result.exception)
