@@ -201,9 +201,15 @@ class RunDir:
     # ------------------------------------------------------------------ run.json
 
     def read_info(self) -> dict[str, Any]:
-        """What `run.json` says; empty when it is not there yet."""
+        """What `run.json` says; empty when it is not there yet. Raises RunDirError when it is
+        damaged."""
         try:
             info: dict[str, Any] = json.loads(self.run_json.read_text())
         except FileNotFoundError:
             return {}
+        except ValueError as error:
+            raise RunDirError(
+                f"{self.run_json} is damaged ({error}); mend it, or move it away to go on without "
+                "what it says of earlier attempts"
+            ) from error
         return info
