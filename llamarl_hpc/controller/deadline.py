@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 _REMEMBERED = 5
-LEAVE_S = 5.0  # to end the executors and tell Slurm how to go on
+LEAVE_S = 10.0  # to end the executors and tell Slurm how to go on
 
 
 @dataclass

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 BY_REQUEUE, BY_RESUBMISSION = "requeue", "resubmission"
 # what stops a run for good; anything else that does is Slurm's
-_WISHES = ("SIGINT", "SIGHUP", "a stop request", "cancellation")
+_WISHES = ("SIGINT", "SIGHUP", "a stop request", "cancellation", "an alarm")
 
 
 def started_by(run: RunDir, job: OwnJob | None) -> str:

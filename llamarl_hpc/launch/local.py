@@ -34,6 +34,7 @@ from llamarl_hpc.errors import (
     Continued,
     LlamarlError,
     RunDirError,
+    StoppedByAlarm,
     StoppedBySignal,
 )
 from llamarl_hpc.launch.continuation import check_wanted, continue_run, started_by
@@ -262,6 +263,8 @@ def _see_through(
         failure = error
         entry |= {"outcome": "failed", "reason": repr(error), "exit_code": 1}
     entry["stopped_by"] = controllers[0].stop_reason if controllers else ""
+    if isinstance(failure, StoppedByAlarm):
+        entry["stopped_by"] = "an alarm"
     entry["ended"] = time.time()
     return failure
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.launch.queue import Run, run_command
+from llamarl_hpc.launch.queue import Answer, Run, run_command
 from llamarl_hpc.placement import allocation, restart_count
 from llamarl_hpc.slurm_text.job_end import (
     REQUEUED,
@@ -27,14 +27,19 @@ from llamarl_hpc.slurm_text.sbatch_answer import Submitted, parse_submission
 log = logging.getLogger(__name__)
 
 _KILL_WAIT_S = 30.0  # Slurm's default
+_TIMEOUT_S = 30.0  # of a command: nobody waits longer for a scheduler that does not answer
 _REPAIRS, _PAUSE_S = 10, 1.0
 _SCRIPT_BYTES = 1 << 20
+
+
+def _patiently(argv: Sequence[str]) -> Answer:
+    return run_command(argv, timeout_s=_TIMEOUT_S)
 
 
 class OwnJob:
     """`look` now and then; `requeue` or `resubmit` last, when everything else is written down."""
 
-    def __init__(self, job_id: str, *, restarts: int = 0, run: Run = run_command) -> None:
+    def __init__(self, job_id: str, *, restarts: int = 0, run: Run = _patiently) -> None:
         """`restarts`: how often Slurm had started the job again when this process began."""
         self.job_id, self.restarts = job_id, restarts
         self._run = run
@@ -42,7 +47,7 @@ class OwnJob:
         self._complaint = ""
 
     @classmethod
-    def find(cls, environ: Mapping[str, str], run: Run = run_command) -> OwnJob | None:
+    def find(cls, environ: Mapping[str, str], run: Run = _patiently) -> OwnJob | None:
         """The job that `environ` describes, if this process may speak for it: not in a job step,
         whose end is not the job's business."""
         job = allocation(environ)

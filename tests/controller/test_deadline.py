@@ -24,8 +24,9 @@ def test_the_last_step_begins_while_it_a_checkpoint_and_the_margin_fit() -> None
 
 def test_without_time_for_a_checkpoint_it_is_time_to_go() -> None:
     deadline = measured()
-    assert deadline.fits_checkpoint(95.0) and not deadline.fits_checkpoint(95.1)
-    assert not deadline.is_over(95.1)  # a checkpoint that has begun may still end
+    last = 120.0 - 20.0 - LEAVE_S
+    assert deadline.fits_checkpoint(last) and not deadline.fits_checkpoint(last + 0.1)
+    assert not deadline.is_over(last + 0.1)  # a checkpoint that has begun may still end
     assert deadline.is_over(118.0)
 
 
@@ -38,7 +39,8 @@ def test_a_step_that_was_slow_once_is_forgotten_after_five() -> None:
 def test_before_anything_is_measured_a_checkpoint_is_taken_for_as_long_as_a_step() -> None:
     deadline = Deadline(margin_s=0.0, end=100.0)
     deadline.pace.steps.append(40.0)
-    assert deadline.fits_checkpoint(55.0) and not deadline.fits_checkpoint(55.1)
+    last = 100.0 - 40.0 - LEAVE_S
+    assert deadline.fits_checkpoint(last) and not deadline.fits_checkpoint(last + 0.1)
 
 
 def test_without_an_end_everything_fits() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llamarl_hpc.controller.deadline import Deadline
+from llamarl_hpc.controller.deadline import LEAVE_S, Deadline
 from llamarl_hpc.controller.ending import Ending, JobAround
 from llamarl_hpc.slurm_text.job_end import JobNow
 
@@ -136,11 +136,11 @@ def test_a_step_that_cannot_end_in_time_is_abandoned_but_not_a_checkpoint(scene:
     deadline.end = time.monotonic() + 100.0
     scene.ending.consider()
     scene.waiting = True
-    deadline.end = time.monotonic() + 34.0  # 20 + 5 to leave + 10 of margin
+    deadline.end = time.monotonic() + 20.0 + LEAVE_S + 10.0 - 1.0  # 10 of margin
     scene.ending.consider()
     assert (scene.stops, scene.leaves) == (["the time limit"], [])
     scene.waiting, scene.saving = False, True
-    deadline.end = time.monotonic() + 24.0
+    deadline.end = time.monotonic() + 20.0 + LEAVE_S - 1.0
     scene.ending.consider()
     assert scene.leaves == []
     scene.saving = False

@@ -156,6 +156,7 @@ def test_the_config_says_how(scene: Scene, launch: str, requeued: int, submitted
         {"exit_code": 2, "outcome": "failed", "stopped_by": ""},
         {"stopped_by": "SIGINT"},
         {"stopped_by": "a stop request"},
+        {"stopped_by": "an alarm", "exit_code": 3, "outcome": "failed"},
         {"stopped_by": "cancellation of component 1 (generator)"},
     ],
 )

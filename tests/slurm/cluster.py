@@ -51,12 +51,18 @@ SelectTypeParameters=CR_CPU_Memory
 DefMemPerCPU=256
 ReturnToService=2
 SlurmdTimeout=15
-KillWait=3
+KillWait=30
 MinJobAge=300
 InactiveLimit=0
 GresTypes=gpu
 NodeName=node[1-4] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=4 \\
     Sockets=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=3000 Gres=gpu:a100:4 State=UNKNOWN
+# jobs of `urgent` take the nodes of others, which have 25 s to leave and are requeued
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=urgent Nodes=ALL MaxTime=01:00:00 DefaultTime=5 State=UP PriorityTier=10 \\
+    PreemptMode=OFF
+PartitionName=DEFAULT GraceTime=25
 PartitionName=trainer Nodes=node[1-2] MaxTime=01:00:00 DefaultTime=5 State=UP Default=YES
 PartitionName=generator Nodes=node3 MaxTime=01:00:00 DefaultTime=5 State=UP
 PartitionName=reward Nodes=node4 MaxTime=01:00:00 DefaultTime=5 State=UP
@@ -115,6 +121,19 @@ class Cluster:
         for process in psutil.process_iter():
             if self._is_ours(process):
                 process.kill()
+
+    def lose_node(self, node: str) -> None:
+        """kill -9 of its slurmd, which Slurm notices at once instead of after some minutes."""
+        daemon = self.daemons[1 + _NODES.index(node)]
+        daemon.kill()
+        daemon.wait()
+        self._run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+
+    def return_node(self, node: str) -> None:
+        """Start its slurmd again."""
+        self._daemon("slurmd", "-D", "-N", node)
+        self.daemons[1 + _NODES.index(node)] = self.daemons.pop()
+        wait_for(30.0, node, lambda: node in self._run("sinfo", "-hN", "-pall", "-tidle"))
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:

@@ -1,0 +1,100 @@
+"""A run as a Slurm job that is interrupted on purpose, and what a test asks of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tiny_run import attempts_of, cli, lines_of
+
+_DEADLINE_S = 600.0  # for a hang, not for a slow machine
+
+
+def slurm(*argv: str, check: bool = True) -> str:
+    """A command of Slurm's; what it printed."""
+    return subprocess.run(
+        argv, check=check, capture_output=True, text=True, errors="replace", timeout=60.0
+    ).stdout
+
+
+class JobRun:
+    """A run folder and the Slurm jobs that make its attempts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def submit(cls, config: Path, folder: Path) -> JobRun:
+        answer = cli("submit", config, "--run-dir", folder)
+        assert answer.code == 0, answer.err
+        return cls(folder)
+
+    @property
+    def job_id(self) -> str:
+        """Of the newest job."""
+        return str(json.loads((self.folder / "run.json").read_text())["jobs"][-1]["id"])
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        return attempts_of(self.folder)
+
+    def said(self) -> str:
+        """Everything there is to read after a failure."""
+        logs = [*self.folder.glob("slurm/*_log.*"), *self.folder.glob("attempts/*/*.log")]
+        texts = [f"--- {log.relative_to(self.folder)}\n{log.read_text()[-1500:]}" for log in logs]
+        queue = slurm("squeue", "-a", "-t", "all", "-o", "%i %T %r %S %e", check=False)
+        return "\n".join([json.dumps(self.attempts, indent=1), queue, *texts])
+
+    def wait(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"no {what}:\n{self.said()}"
+            time.sleep(0.1)
+
+    def wait_for_step(self, attempt: int) -> None:
+        """Until this attempt has made an optimizer step."""
+        self.wait(
+            f"step in attempt {attempt}",
+            lambda: any(
+                line.get("attempt") == attempt and "step" in line for line in lines_of(self.folder)
+            ),
+        )
+
+    def wait_for_end(self, attempt: int) -> dict[str, Any]:
+        """Until this attempt says how it ended; its entry in run.json."""
+        self.wait(
+            f"end of attempt {attempt}",
+            lambda: (
+                len(self.attempts) >= attempt and self.attempts[attempt - 1]["outcome"] != "running"
+            ),
+        )
+        return self.attempts[attempt - 1]
+
+    def states(self) -> set[str]:
+        """Of the newest job's components."""
+        return set(slurm("squeue", "-ha", "-tall", "-o%T", f"-j{self.job_id}").split())
+
+    def start_again(self) -> None:
+        """Once the job waits again: Slurm would let it wait for two minutes."""
+        self.wait("job back in the queue", lambda: self.states() == {"PENDING"})
+        table = slurm("squeue", "-h", "-o%A", f"-j{self.job_id}")
+        for component in table.split():
+            slurm("scontrol", "update", f"jobid={component}", "starttime=now")
+
+
+def rank_of(executor: str, folder: Path, *, srun: bool = False) -> psutil.Process:
+    """The process of an executor's rank, or of the srun that the controller started for it."""
+    wanted = {f"--run-dir={folder}", f"--executor={executor}"}
+    found = [
+        process
+        for process in psutil.process_iter(["cmdline", "name"])
+        if wanted <= set(process.info["cmdline"] or []) and (process.info["name"] == "srun") == srun
+    ]
+    pids = {process.pid for process in found}
+    (first,) = (process for process in found if process.ppid() not in pids)  # srun has a helper
+    return first
