@@ -68,6 +68,10 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "state", figures["state"]
     if figures["reason"]:
         yield "because", figures["reason"].splitlines()[0]
+    if figures["not_continued"] and figures["state"] in ("stopped", "failed", "killed"):
+        yield "not continued", figures["not_continued"]
+    if figures["stop_requested"] and figures["state"] in ("queued", "starting", "running"):
+        yield "cancelled", "it ends after the step that is under way, and is not continued"
     sign_s = figures["last_sign_s"]
     if sign_s is not None and sign_s > _LATE_S:
         yield "last sign", f"{_duration(sign_s)} ago, from {figures['host'] or 'nowhere'}"

@@ -46,6 +46,8 @@ def read_status(run: RunDir, *, ask_slurm: bool = True) -> dict[str, Any]:
         "reason": reason,
         "attempt": last.get("number", 0),
         "host": last.get("host"),
+        "continued_by": last.get("continued_by") or "",
+        "not_continued": last.get("not_continued") or "",
         "stop_requested": run.stop_requested.exists(),
         "last_sign_s": _last_sign_s(run, last) if state in ("running", "starting") else None,
         "job": None if job is None else _job(run, job, view),
