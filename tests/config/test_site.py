@@ -122,6 +122,13 @@ def test_a_name_that_is_no_profile_is_answered_with_the_nearest(tmp_path: Path) 
         load(tmp_path, launch={"site": str(tmp_path / "none.yaml")})
 
 
+def test_a_container_must_get_its_image(tmp_path: Path) -> None:
+    command = {"image": "rl.sif", "command": ["apptainer", "exec"]}
+    with pytest.raises(ConfigError, match=r"container.image is rl.sif but neither .* '\{image\}'"):
+        load(tmp_path, launch={"container": command})
+    load(tmp_path, launch={"container": command | {"srun_args": ["--environment={image}"]}})
+
+
 # ------------------------------------------------------------------ those that come with it
 
 

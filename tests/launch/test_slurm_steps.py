@@ -173,6 +173,35 @@ def test_the_sites_default_mpi_is_left_alone_and_extra_arguments_come_last() -> 
     assert argv.index("--cpu-bind=none") > argv.index("--cpu-bind=cores")
 
 
+# ------------------------------------------------------------------ probes
+
+
+def test_a_probe_is_bound_as_executors_are_and_has_two_ranks_at_least() -> None:
+    settings = config(
+        resources={"trainer": {"nodes": 2, "ntasks_per_node": 4}},
+        rollout={"prompts_per_step": 16},
+        generator={"replicas": 1},
+    )
+    steps = launcher(settings, HETEROGENEOUS)
+    trainer, generator = (steps.probe(role, ["-m", "x"]) for role in ("trainer", "generator"))
+    assert (trainer.ranks, trainer.is_real) == (8, True)
+    assert trainer.command.argv[1:3] == ["--het-group=0", "--nodes=2"]
+    assert "--exact" in trainer.command.argv and trainer.command.argv[-3:] == [
+        sys.executable,
+        "-m",
+        "x",
+    ]
+    assert (generator.ranks, generator.is_real) == (2, False)
+    assert {"--het-group=1", "--ntasks=2", "--overcommit"} <= set(generator.command.argv)
+
+
+def test_a_probe_in_an_ordinary_job_sees_all_nodes_of_its_role() -> None:
+    settings = config(resources={"generator": {"cpus_per_task": 8}}, generator={"replicas": 2})
+    probe = launcher(settings, ORDINARY).probe("generator", ["-m", "x"])
+    assert (probe.ranks, probe.is_real) == (2, False)
+    assert "--nodelist=n1,n2" in probe.command.argv and "--gres=none" in probe.command.argv
+
+
 # ------------------------------------------------------------------ environment
 
 

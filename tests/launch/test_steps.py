@@ -37,6 +37,25 @@ def test_a_step_starts_the_ranks_that_its_executor_asks_for(tmp_path: Path) -> N
     assert command.env[MARKER] == "trainer"
 
 
+def test_in_a_container_every_rank_is_started_by_the_containers_program(tmp_path: Path) -> None:
+    container = {
+        "image": "/i/rl.sif",
+        "command": ["apptainer", "exec", "-B", "{run_dir}", "{image}"],
+    }
+    settings = Config.model_validate({"launch": {"container": container, "extra_args": ["-v"]}})
+    launcher = MpiStepLauncher(
+        config=settings,
+        run=RunDir(tmp_path),
+        attempt=1,
+        mpiexec=MpiExec(path="mpiexec", flavour="hydra"),
+    )
+    argv = launcher.command("reward", 1).argv
+    inside = ["-v", "apptainer", "exec", "-B", str(tmp_path), "/i/rl.sif", "python3", "-m"]
+    assert argv[5:13] == inside
+    probe = launcher.probe("reward", ["-m", "x"])
+    assert probe.ranks == 2 and probe.command.argv[4:] == ["2", *inside, "x"]
+
+
 def test_open_mpi_may_be_started_by_root_and_shares_cores() -> None:
     argv = MpiExec(path="mpiexec", flavour="openmpi").argv(4, as_root=True)
     assert argv == [

@@ -3,7 +3,7 @@
     Beacon (pulse file, peer)  <-  ranks of the steps  ->  lines of JSON  ->  reports.judge
 
 Works in a Slurm job and, through mpiexec, on a machine without Slurm. Never takes longer than
-`deadline_s`: what has not ended then is killed and named.
+`launch.preflight_timeout_s`: what has not ended then is killed and named.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from llamarl_hpc.launch.steps import Probe
 from llamarl_hpc.placement import device_of, interface_address
 from llamarl_hpc.storage.atomic import write_text
 
-DEADLINE_S = 50.0
-_PATIENCE_S = 10.0  # of a rank, for a file or a peer
+_PATIENCE = 0.2  # of the whole time: how long a rank waits for a file or a peer
 _PULSE_S = 0.2
 _END_S = 3.0
 _BACK_S = 5.0  # for what another node wrote to be seen
@@ -56,13 +55,13 @@ class Ground:
     one_host: bool
 
 
-def probe_all(ground: Ground, *, deadline_s: float = DEADLINE_S) -> list[Finding]:
+def probe_all(ground: Ground) -> list[Finding]:
     """Findings about all roles."""
-    start = time.monotonic()
+    start, longest = time.monotonic(), ground.config.launch.preflight_timeout_s
     folder = Path(tempfile.mkdtemp(dir=ground.folder, prefix=".doctor-"))
     try:
         with Beacon(folder) as beacon:
-            probes, steps = _run(ground, beacon, start + deadline_s)
+            probes, steps = _run(ground, beacon, start + longest)
         back = _check_back(folder, steps)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -216,7 +215,7 @@ class Beacon:
             interface=config.channels.interface,
             files=_files(ground, role),
             gpus=component_block(config, role).gpus_per_node,
-            patience_s=_PATIENCE_S,
+            patience_s=_PATIENCE * config.launch.preflight_timeout_s,
         )
 
     def _beat(self) -> None:
