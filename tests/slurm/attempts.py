@@ -56,6 +56,10 @@ class JobRun:
             assert time.monotonic() < deadline, f"no {what}:\n{self.said()}"
             time.sleep(0.1)
 
+    def wait_for_start(self, attempt: int) -> None:
+        """Until this attempt has written itself down."""
+        self.wait(f"attempt {attempt}", lambda: len(self.attempts) >= attempt)
+
     def wait_for_step(self, attempt: int) -> None:
         """Until this attempt has made an optimizer step."""
         self.wait(

@@ -1,0 +1,96 @@
+"""A controller without a run, for tests of its job alone: starts a step on every component, waits
+until something ends the attempt, "writes a checkpoint" and is continued like a real one.
+
+Started by the batch script as `python idle_run.py RUN_DIR`; what happened is in run.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.deadline import Deadline
+from llamarl_hpc.controller.ending import Ending, JobAround
+from llamarl_hpc.errors import LlamarlError
+from llamarl_hpc.launch.continuation import check_wanted, continue_run, started_by
+from llamarl_hpc.launch.own_job import OwnJob
+from llamarl_hpc.placement import inside_allocation
+from llamarl_hpc.run_dir import RunDir
+from llamarl_hpc.storage.atomic import write_json
+
+ROLES = ("trainer", "generator", "reward")
+
+
+def save(run: RunDir, entry: dict[str, Any]) -> None:
+    info = run.read_info()
+    others = [a for a in info.get("attempts", []) if a["number"] != entry["number"]]
+    write_json(run.run_json, {**info, "attempts": [*others, entry]})
+
+
+async def why_it_ends(run: RunDir, job: OwnJob) -> str:
+    """The first reason that is more than a signal's name."""
+    reasons: asyncio.Queue[str] = asyncio.Queue()
+    around = JobAround(look=job.look, kill_wait_s=job.kill_wait_s(), component_names=ROLES)
+    ending = Ending(
+        Deadline(margin_s=1.0),
+        job=around,
+        poll_s=0.5,
+        stop_file=run.stop_requested,
+        stop=reasons.put_nowait,
+        leave=reasons.put_nowait,
+        is_saving=lambda: False,
+        is_waiting=lambda: True,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (15, 12):
+        loop.add_signal_handler(number, ending.look_soon)
+    watch = asyncio.create_task(ending.watch())
+    try:
+        return await reasons.get()
+    finally:
+        watch.cancel()
+
+
+def main(run: RunDir) -> None:
+    job = OwnJob.find(os.environ)
+    assert job is not None
+    config, by = Config(), started_by(run, job)
+    check_wanted(run, config, by)
+    step = int((run.path / "step").read_text()) if (run.path / "step").exists() else 0
+    entry: dict[str, Any] = {
+        "number": run.next_attempt(),
+        "started": time.time(),
+        "started_by": by,
+        "job_id": job.job_id,
+        "resumed_from_step": step,
+        "outcome": "running",
+        "reason": "",
+    }
+    env = inside_allocation(os.environ)
+    one = ["-N1", "-n1", "--mem=0", "--mpi=none", "--kill-on-bad-exit=1", "sleep", "600"]
+    steps = [subprocess.Popen(["srun", f"--het-group={k}", *one], env=env) for k in range(3)]
+    save(run, entry)
+    why = asyncio.run(why_it_ends(run, job))
+    write_json(run.path / "latest.json", {"step": step + 1})
+    (run.path / "step").write_text(str(step + 1))
+    for process in steps:
+        process.terminate()
+    entry |= {"outcome": "stopped", "reason": f"stopped by {why}", "stopped_by": why}
+    entry |= {"exit_code": 4, "ended": time.time()}
+    try:
+        print(continue_run(run, config, entry, job, save))
+    finally:
+        save(run, entry)
+
+
+if __name__ == "__main__":
+    try:
+        main(RunDir(Path(sys.argv[1])))
+    except LlamarlError as error:
+        sys.exit(str(error))
