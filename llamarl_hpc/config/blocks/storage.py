@@ -27,4 +27,14 @@ class LoggingConfig(Block):
     """What is written besides metrics.jsonl."""
 
     tensorboard: bool = Field(True, description="Write TensorBoard events (if it is installed).")
+    wandb: Literal["off", "offline"] = Field(
+        "off",
+        description="`offline`: also for Weights & Biases, below `wandb/` of the run folder; "
+        "`wandb sync` uploads it from a machine with a network. Needs the package wandb.",
+    )
+    mlflow: bool = Field(
+        False,
+        description="Also for MLflow, below `mlflow/` of the run folder (`mlflow ui "
+        "--backend-store-uri`). Needs the package mlflow-skinny or mlflow.",
+    )
     level: Literal["debug", "info", "warning"] = Field("info", description="Of the log files.")
