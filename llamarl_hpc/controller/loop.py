@@ -10,6 +10,7 @@ Tasks of this process, and what each waits for:
   watch_heartbeats     nothing; kills executors that fell silent
   watch_replies        nothing; kills executors that leave a request unanswered
   show                 nothing; refreshes the display
+  ending.watch         the job's end, signals, the stop file; ends the attempt in time
 No task holds a lock; all state is changed between two awaits, then `Bell.ring` wakes the others.
 """
 

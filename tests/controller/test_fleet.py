@@ -113,6 +113,28 @@ async def test_a_silent_replica_is_killed_named_and_started_again(scene: Scene) 
     assert scene.channel.instances["generator.0"] == ["1"]
 
 
+async def test_a_replica_that_dies_as_the_attempt_ends_is_not_started_again(scene: Scene) -> None:
+    await scene.up()
+
+    async def is_ending() -> bool:
+        return True
+
+    scene.fleet.is_ending = is_ending
+    scene.supervisor.kill("generator.0")
+    await scene.until(lambda: scene.fleet.members["generator.0"].lost)
+    assert len(scene.losses) == 1
+    assert scene.channel.instances["generator.0"] == ["1"]
+
+
+async def test_a_signal_at_an_executor_is_told(scene: Scene) -> None:
+    await scene.up()
+    told = []
+    scene.fleet.on_signal = lambda executor, name: told.append((executor, name))
+    assert scene.fleet.hear("reward", Heartbeat(sequence=1, signal="SIGTERM"))
+    assert scene.fleet.hear("reward", Heartbeat(sequence=2))
+    assert told == [("reward", "SIGTERM")]
+
+
 async def test_a_replica_that_does_not_come_up_again_is_killed_too(scene: Scene) -> None:
     await scene.up()
     scene.supervisor.kill("generator.0")

@@ -93,7 +93,7 @@ def test_an_ordinary_job_on_two_nodes_completes_and_continues(
     assert [a["outcome"] for a in attempts_of(run)] == ["done", "done"]
 
 
-def test_a_signal_to_the_batch_script_ends_a_run_with_a_checkpoint(
+def test_a_signal_to_the_batch_script_ends_an_attempt_with_a_checkpoint_and_a_requeue(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     file = write_run_files(tmp_path, resources=PARTITIONS, trainer={"max_steps": 100_000})
@@ -110,7 +110,9 @@ def test_a_signal_to_the_batch_script_ends_a_run_with_a_checkpoint(
         assert time.monotonic() < deadline, said(tmp_path, answer)
         time.sleep(0.2)
     (attempt,) = attempts_of(run)
+    subprocess.run(["scancel", job_id], check=True)
     assert (attempt["outcome"], attempt["exit_code"]) == ("stopped", 4), attempt
+    assert (attempt["stopped_by"], attempt["continued_by"]) == ("SIGUSR2", "requeue")
     assert (run / "latest.json").exists()
 
 
