@@ -8,6 +8,7 @@ last of it is.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,17 @@ from llamarl_hpc.run_dir import RunDir
 
 _RESUBMITTED = "resubmission:"
 _REQUEUED = "requeue"
+_REST_S = 10.0
 
 
 class RunJob(HetSlurmJob[dict[str, Any]]):
     """The job of a run. Its folder is RUN/slurm; its result is the attempt's entry in run.json."""
 
     _successor: RunJob | None = None
+
+    def __init__(self, folder: Path | str, job_id: str, tasks: Sequence[int] = (0,)) -> None:
+        super().__init__(folder, job_id, tasks)
+        self._ended: dict[int, float] = {}  # attempt -> when Slurm first said so, monotonic
 
     @property
     def run(self) -> RunDir:
@@ -75,7 +81,20 @@ class RunJob(HetSlurmJob[dict[str, Any]]):
         if newest is not self:
             return newest.done(force_check)
         mode = "force" if force_check else "standard"
-        return self._has_result() or bool(self.watcher.is_done(self.job_id, mode=mode))
+        if self._has_result():
+            return True
+        return bool(self.watcher.is_done(self.job_id, mode=mode)) and self._stays_ended()
+
+    def _stays_ended(self) -> bool:
+        """Between two starts of a requeued job its end may be seen; so it is looked at again."""
+        attempt = self._own_attempt()
+        if attempt is None or attempt.get("continued_by") != _REQUEUED:
+            return True
+        now = time.monotonic()
+        if now - self._ended.setdefault(attempt["number"], now) >= _REST_S:
+            return True
+        self.watcher.watch_again(self.job_id)
+        return False
 
     def wait_for_slurm(self, timeout_s: float = 60.0) -> None:
         newest = self.newest

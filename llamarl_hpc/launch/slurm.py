@@ -15,7 +15,6 @@ needs accounting to notice an end. What is inherited: pickles, names of files, r
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import shlex
 import time
@@ -30,6 +29,7 @@ from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch import queue
+from llamarl_hpc.launch.job_book import JobBook
 from llamarl_hpc.launch.script import BatchScript, Component, Options, log_file, render
 from llamarl_hpc.slurm_text.option_names import check_option
 from llamarl_hpc.slurm_text.sbatch_answer import Submitted, parse_submission
@@ -65,13 +65,9 @@ class HetSlurmInfoWatcher(SlurmInfoWatcher):  # type: ignore[misc]
     def __init__(self, delay_s: int = 60, run: queue.Run = queue.run_command) -> None:
         super().__init__(delay_s)
         self._run = run
-        self._views: dict[str, queue.JobView] = {}
+        self._book = JobBook()
         self._clusters: dict[str, str] = {}
         self._submitted: dict[str, float] = {}  # time of the epoch
-        self._missing_since: dict[str, float] = {}  # monotonic
-        self._seen: dict[str, float] = {}  # monotonic
-        self._lost: dict[str, str] = {}  # why
-        self._complaint = ""
 
     def introduce(self, job_id: str, *, cluster: str, submitted: float) -> None:
         """Where and when the job was submitted."""
@@ -80,7 +76,7 @@ class HetSlurmInfoWatcher(SlurmInfoWatcher):  # type: ignore[misc]
 
     def view(self, job_id: str) -> queue.JobView:
         """What was last heard of the job."""
-        return self._views.get(job_id, queue.JobView())
+        return self._book.view(job_id)
 
     @property
     def age_s(self) -> float:
@@ -89,16 +85,21 @@ class HetSlurmInfoWatcher(SlurmInfoWatcher):  # type: ignore[misc]
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
         self.get_info(job_id, mode=mode)
-        return LOST if job_id in self._lost else self.view(job_id).state
+        return LOST if self.why_lost(job_id) else self.view(job_id).state
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
         """Whether all components have ended, or the job is lost."""
         self.get_info(job_id, mode=mode)
-        return job_id in self._lost or self.view(job_id).has_ended
+        return bool(self.why_lost(job_id)) or self.view(job_id).has_ended
 
     def why_lost(self, job_id: str) -> str:
         """Empty unless the state is LOST."""
-        return self._lost.get(job_id, "")
+        return self._book.why_lost(job_id)
+
+    def watch_again(self, job_id: str) -> None:
+        """Ask about the job soon and often, also when it seemed to have ended."""
+        self._finished.discard(job_id)
+        self.register_job(job_id)
 
     def update(self) -> None:
         waiting = self._registered - self._finished
@@ -106,39 +107,17 @@ class HetSlurmInfoWatcher(SlurmInfoWatcher):  # type: ignore[misc]
             jobs = {job for job in waiting if self._clusters.get(job, "") == cluster}
             since = min(self._submitted.get(job, time.time()) for job in jobs) - _MARGIN_S
             self._num_calls += 1
-            self._note(jobs, queue.ask(jobs, since=since, cluster=cluster, run=self._run))
+            report = queue.ask(jobs, since=since, cluster=cluster, run=self._run)
+            self._book.note(
+                jobs,
+                report,
+                now=time.monotonic(),
+                missing_limit_s=self.missing_limit_s,
+                silence_limit_s=self.silence_limit_s,
+            )
+            self._info_dict |= {job: _info(job, self.view(job)) for job in report.views}
         self._last_status_check = time.time()
         self._finished |= {job for job in waiting if self.is_done(job, mode="cache")}
-
-    def _note(self, jobs: set[str], report: queue.Report) -> None:
-        now = time.monotonic()
-        complaint = "; ".join(report.failures)
-        if complaint and complaint != self._complaint and not report.is_complete:
-            log.warning("the states of jobs are not up to date: %s", complaint)
-        self._complaint = complaint
-        for job in jobs:
-            seen = self._seen.setdefault(job, now)
-            view = report.views.get(job)
-            if view is not None:
-                self._seen[job] = now
-                self._keep(job, view)
-            if view is not None and (view.has_ended or job not in report.gone):
-                self._missing_since.pop(job, None)
-            elif job in report.gone:  # sacct may say for ever that it runs
-                since = self._missing_since.setdefault(job, now)
-                if now - since > self.missing_limit_s:
-                    self._lost[job] = f"Slurm does not know job {job} any more. {complaint}".strip()
-            elif now - seen > self.silence_limit_s:
-                self._lost[job] = f"no word of job {job} for {now - seen:.0f} s: {complaint}"
-
-    def _keep(self, job: str, view: queue.JobView) -> None:
-        """A component that Slurm has forgotten sooner than the others stays as it was."""
-        old = self.view(job)
-        view = dataclasses.replace(
-            view, states=old.states | view.states, nodes=old.nodes | view.nodes
-        )
-        self._views[job] = view
-        self._info_dict[job] = _info(job, view)
 
 
 def _info(job: str, view: queue.JobView) -> dict[str, str]:
@@ -224,7 +203,7 @@ class HetSlurmJob(SlurmJob[R]):  # type: ignore[misc]
         answer = queue.run_command([self._cancel_command, *where, self.job_id])
         if check and answer.returncode:
             raise SubmissionError(f"scancel failed: {' '.join(answer.stderr.split())}")
-        self.watcher.register_job(self.job_id)  # look often again: the end is near
+        self.watcher.watch_again(self.job_id)  # the end is near
 
 
 # ------------------------------------------------------------------ submitting

@@ -11,6 +11,7 @@ import pytest
 from fake_slurm import FakeSlurm
 from submitit.core import utils
 
+from llamarl_hpc.launch import run_job
 from llamarl_hpc.launch.run_job import RunJob
 from llamarl_hpc.launch.slurm import HetSlurmInfoWatcher
 from llamarl_hpc.run_dir import RunDir
@@ -60,12 +61,23 @@ def test_a_stopped_attempt_that_is_requeued_is_no_end(slurm: FakeSlurm, run: Run
 
 
 def test_a_requeued_job_that_is_cancelled_while_it_waits_has_ended(
-    slurm: FakeSlurm, run: RunDir
+    slurm: FakeSlurm, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     squeue(slurm, _700="CANCELLED")
     job = write(run, {"outcome": "stopped", "continued_by": "requeue"})
+    assert not job.done(force_check=True)  # this may be the moment between two starts
+    monkeypatch.setattr(run_job, "_REST_S", 0.0)
     assert job.done(force_check=True)
     assert "stopped: why" in str(job.exception())
+
+
+def test_an_end_that_is_seen_between_two_starts_is_none(slurm: FakeSlurm, run: RunDir) -> None:
+    stopped = {"outcome": "stopped", "continued_by": "requeue"}
+    squeue(slurm, _700="NODE_FAIL")
+    job = write(run, stopped)
+    assert not job.done(force_check=True)
+    squeue(slurm, _700="PENDING")
+    assert not job.done(force_check=True) and job.state == "PENDING"
 
 
 def test_a_resubmission_is_followed_to_its_end(slurm: FakeSlurm, run: RunDir) -> None:
