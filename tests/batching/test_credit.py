@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamarl_hpc.batching.buffer import ScoredGroup, make_train_batch
-from llamarl_hpc.batching.credit import Credit, CreditRules, assign_credit
+from llamarl_hpc.batching.buffer import ScoredGroup, credit_of, make_train_batch
+from llamarl_hpc.batching.credit import Credit, CreditRules, assign_credit, divergence
 from llamarl_hpc.batching.packing import token_weights
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.step_metrics import batch_metrics
@@ -165,3 +165,83 @@ def test_a_batch_of_truncated_completions_has_nothing_to_train() -> None:
         batch = make_train_batch(groups, step=0, temperature=1.0, rules=given)
         weights = token_weights(batch, aggregation="token-mean", max_completion_length=10)
         assert not weights.any()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("k1", 0.5 - 0.5 + 0.0 - 60.0),
+        ("k2", 0.125 + 0.125 + 0.0 + 1800.0),
+        ("k3", np.exp(-0.5) - 0.5 + np.exp(0.5) - 1.5 + np.exp(20) - 21),
+    ],
+)
+def test_the_divergence_of_a_completion_is_the_sum_over_its_tokens(
+    estimator: Any, expected: float
+) -> None:
+    behaviour = np.array([-1.0, -2.0, -3.0, -61.0])
+    reference = np.array([-1.5, -1.5, -3.0, -1.0])
+    assert divergence(behaviour, reference, estimator) == pytest.approx(expected, rel=1e-14)
+
+
+def test_kl_in_the_reward_is_taken_off_before_the_advantage_and_hides_no_constant_group() -> None:
+    given = assign_credit(
+        [[1.0, 1.0], [1.0, 0.0]],
+        [[5, 5], [5, 5]],
+        [[False, False], [False, False]],
+        rules(beta=0.1, kl_in="reward", kl_estimator="k1"),
+        [[2.0, 4.0], [0.0, -1.0]],
+    )
+    # rewards 0.8, 0.6 and 1.0, 0.1
+    np.testing.assert_allclose(given.advantages, [0.1, -0.1, 0.45, -0.45], rtol=1e-14)
+    assert given.constant == [True, False]
+    assert given.divergence is not None and given.divergence.tolist() == [2.0, 4.0, 0.0, -1.0]
+
+
+def scored(ticket: int, reference: list[float], reward: list[float]) -> ScoredGroup:
+    """Two completions of one token each, drawn by version 3 with log-prob -1."""
+    completions = [
+        Completion(
+            token_ids=np.array([7], dtype=np.int32),
+            logprobs=np.array([-1.0], dtype=np.float32),
+            versions=[VersionSpan(0, 1, 3)],
+            finish_reason=FinishReason.STOP,
+            text="",
+            t_start=0.0,
+            t_end=0.0,
+        )
+    ] * 2
+    return ScoredGroup(
+        ticket=ticket,
+        issue=1,
+        prompt=Prompt(
+            prompt_id="p", epoch=0, text="", token_ids=np.array([1], np.int32), columns={}
+        ),
+        generator="generator.0",
+        completions=completions,
+        rewards={"r": list(reward)},
+        reward=reward,
+        error="",
+        t_issued=0.0,
+        t_generated=0.0,
+        t_scored=0.0,
+        logprobs_reference=[np.array([value], np.float32) for value in reference],
+    )
+
+
+def test_a_batch_carries_the_reference_for_the_loss_or_spends_it_on_the_reward() -> None:
+    groups = [scored(0, [-2.0, -1.0], [1.0, 1.0]), scored(1, [-1.0, -3.0], [0.0, 1.0])]
+    in_loss = make_train_batch(
+        groups, step=0, temperature=1.0, rules=rules(beta=0.5), trainer_version=5
+    )
+    assert in_loss.logprobs_reference is not None and in_loss.lags is not None
+    assert in_loss.logprobs_reference.tolist() == [-2.0, -1.0, -1.0, -3.0]
+    assert in_loss.lags.tolist() == [2, 2, 2, 2]
+    assert in_loss.advantages.tolist() == [0.0, 0.0, -0.5, 0.5]
+    spent = rules(beta=0.5, kl_in="reward", kl_estimator="k1")
+    in_reward = make_train_batch(groups, step=0, temperature=1.0, rules=spent)
+    assert in_reward.logprobs_reference is None and in_reward.lags is None
+    # log(mu / reference) is 1, 0 and 0, 2; half of it is taken off
+    assert in_reward.advantages.tolist() == [-0.25, 0.25, 0.0, 0.0]
+    metrics = batch_metrics(groups, trainer_version=5, credit=credit_of(groups, spent))
+    assert metrics["kl"] == 0.75 and metrics["reward/kl_penalty"] == 0.375
+    assert metrics["frac_reward_zero_std"] == 0.5
