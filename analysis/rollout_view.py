@@ -29,7 +29,7 @@ class RolloutView:
         )
 
     def _repr_html_(self) -> str:
-        return "".join(self._card(rollout) for rollout in self._rollouts)
+        return "".join(self._card(rollout) for rollout in self._rollouts) or "<em>none</em>"
 
     def _card(self, rollout: StoredRollout) -> str:
         tokens = "".join(

@@ -17,6 +17,7 @@ _COLOUR_OF = {
     "generate": COLOURS[0],
     "load_weights": COLOURS[5],
     "score": COLOURS[2],
+    "refer": "#6A3D9A",
     "train": COLOURS[1],
     "publish_weights": COLOURS[4],
     "checkpoint": COLOURS[3],
@@ -48,7 +49,7 @@ def timeline(spans: Sequence[Span], *, first_step: int | None = None, steps: int
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(visible=False)
     label(axes, "Who worked when (dotted: a step was trained)", "seconds", "")
-    _activities(axes, [n for n in _COLOUR_OF if n != "other" and any(s.name == n for s in spans)])
+    _activities(axes, _in_order({s.name for s in spans if s.executor in rows}))
     return picture
 
 
@@ -63,12 +64,13 @@ def time_shares(spans: Sequence[Span]) -> Picture:
     if trained:
         start, end = min(s.start for s in trained), max(s.end for s in trained)
         table = activity_seconds(spans, start, end)
-        names = [n for n in _COLOUR_OF if any(parts.get(n) for parts in table.values())]
+        done = {name for parts in table.values() for name, value in parts.items() if value}
+        names = _in_order(done)
         for row, executor in enumerate(rows):
             left = 0.0
             for name in names:
                 share = table[executor].get(name, 0.0) / max(end - start, 1e-9)
-                axes.barh(row, share, 0.62, left=left, color=_COLOUR_OF[name])
+                axes.barh(row, share, 0.62, left=left, color=_colour(name))
                 if share > 0.05:
                     dark = name not in ("wait", "other", "load_weights", "publish_weights")
                     axes.text(
@@ -98,7 +100,7 @@ def _bars(axes: Axes, row: int, spans: Sequence[Span], start: float, end: float)
         axes.broken_barh(
             [(a - start, b - a) for a, b in parts],
             (row - 0.31, 0.62),
-            color=_COLOUR_OF.get(name, _COLOUR_OF["other"]),
+            color=_colour(name),
             linewidth=0,
         )
 
@@ -107,13 +109,23 @@ def _activities(axes: Axes, names: Sequence[str]) -> None:
     """The legend, beside the bars: nothing lies under it."""
     if names:
         axes.legend(
-            handles=[Patch(color=_COLOUR_OF[name], label=_named(name)) for name in names],
+            handles=[Patch(color=_colour(name), label=_named(name)) for name in names],
             loc="center left",
             bbox_to_anchor=(1.0, 0.5),
             fontsize=8,
             frameon=False,
             handlelength=1.0,
         )
+
+
+def _in_order(activities: set[str]) -> list[str]:
+    """Those with a colour of their own first."""
+    known = [name for name in _COLOUR_OF if name in activities]
+    return [*known, *sorted(activities - set(known))]
+
+
+def _colour(activity: str) -> str:
+    return _COLOUR_OF.get(activity, COLOURS[6])
 
 
 def _named(activity: str) -> str:

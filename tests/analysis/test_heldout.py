@@ -53,3 +53,4 @@ def test_a_cell_shows_a_rollout_with_its_tokens_and_facts(run: Run) -> None:
         assert row.completion.rstrip(".") in text and f"rollout {row.rollout_id}" in html
     assert "What is " in html and "im_start" not in html  # the question, without the template
     assert "background:rgba(" in html  # staleness 1 spreads the ratio
+    assert RolloutView(run, [])._repr_html_() == "<em>none</em>"

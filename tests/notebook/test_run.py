@@ -166,6 +166,7 @@ def test_an_attempt_speaks_for_itself(begun: RunDir) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.mpi
+@pytest.mark.timeout(600)
 def test_a_run_in_the_background_outlives_its_kernel_and_resumes(tmp_path: Path) -> None:
     """The kernel here is a Python that ends as soon as it has started the run."""
     write_run_files(
@@ -181,10 +182,14 @@ def test_a_run_in_the_background_outlives_its_kernel_and_resumes(tmp_path: Path)
     )
     assert said.stdout == "starting\n", said.stderr
     run = Run.attach(tmp_path / "r")
-    status = run.wait(120.0, every_s=0.1)
-    assert (status.state, status.step) == ("done", 2), run.folder.background_log.read_text()
-    with pytest.raises(ConfigError, match="the run is complete: 2 steps"):
-        run.resume()
-    status = run.resume({"trainer.max_steps": 3}).wait(120.0, every_s=0.1)
-    assert (status.state, status.step, status.attempt) == ("done", 3, 2)
-    assert len(run.metrics()) == 3 and run.logs("trainer", lines=1) is not None
+    try:
+        status = run.wait(250.0, every_s=0.1)
+        assert (status.state, status.step) == ("done", 2), run.folder.background_log.read_text()
+        with pytest.raises(ConfigError, match="the run is complete: 2 steps"):
+            run.resume()
+        status = run.resume({"trainer.max_steps": 3}).wait(250.0, every_s=0.1)
+        assert (status.state, status.step, status.attempt) == ("done", 3, 2)
+        assert list(run.metrics().index) == [0, 1, 2]
+        assert "trainer rank 0 of 1" in run.logs("trainer")
+    finally:
+        run.cancel(now=True)  # after a failure; else there is nothing to cancel

@@ -21,6 +21,7 @@ RESOURCES: dict[str, Any] = {
 }
 
 
+@pytest.mark.timeout(700)
 def test_submit_and_watch(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,7 +36,7 @@ def test_submit_and_watch(
     monkeypatch.setenv("SLURM_JOB_NODELIST", "nowhere")
     monkeypatch.setenv("SBATCH_PARTITION", "none")
     settings = {"config": str(config), "changes": {"runs_dir": str(tmp_path / "runs")}}
-    (said,) = execute((NOTEBOOK, settings), cwd=tmp_path, timeout_s=150)
+    (said,) = execute((NOTEBOOK, settings), cwd=tmp_path, timeout_s=300)
     (run,) = (tmp_path / "runs" / "tiny").iterdir()
     first, second = attempts_of(run)
     jobs = [job["id"] for job in json.loads((run / "run.json").read_text())["jobs"]]
