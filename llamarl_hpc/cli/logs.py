@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import sys
 from typing import Annotated
 
@@ -36,7 +36,11 @@ def logs(
     from llamarl_hpc.manage.logs import follow_logs
 
     found = follow_logs(find_run(run), executor, attempt, rank=rank, lines=lines, follow=follow)
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+    try:
         for line in found:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:  # `| head` has seen enough; nor may the interpreter's end complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

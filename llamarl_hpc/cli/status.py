@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,16 +40,17 @@ def status(
     from llamarl_hpc.manage.status import read_status
 
     folder = find_run(run)
-    while True:
-        figures = read_status(folder)
-        if watch is not None:
-            Console().clear()
-        _show(figures)
-        if json_file is not None:
-            write_figures(json_file, figures)
-        if watch is None:
-            return
-        time.sleep(watch)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            figures = read_status(folder)
+            if watch is not None:
+                Console().clear()
+            _show(figures)
+            if json_file is not None:
+                write_figures(json_file, figures)
+            if watch is None:
+                return
+            time.sleep(watch)
 
 
 def _show(figures: dict[str, Any]) -> None:
