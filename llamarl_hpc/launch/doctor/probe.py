@@ -32,6 +32,7 @@ from llamarl_hpc.storage.atomic import write_text
 MARK = "LLAMARL_PROBE "
 PULSE = "pulse.json"
 _PACKAGES = ("llamarl-hpc", "torch", "deepspeed", "mpi4py", "h5py")
+_PACKAGES += ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _POLL_S = 0.05
 
 
