@@ -61,6 +61,7 @@ class GeneratorExecutor:
             prefill_tokens=config.generator.prefill_tokens,
             max_context=row_length(config),
             device=self.context.device,
+            recompute_kv_cache=config.generator.recompute_kv_cache,
         )
 
     def run(self) -> None:

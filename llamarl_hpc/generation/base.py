@@ -32,7 +32,8 @@ class GenerationEngine(Protocol):
     def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy in a complete set of weights; tokens sampled from now on carry `version`.
 
-        Running sequences keep their KV cache and go on (their spans then show both versions).
+        Running sequences go on, and their spans then show both versions; whether their KV cache
+        is kept or computed anew is the engine's setting.
         """
 
     @property

@@ -40,7 +40,12 @@ def random_prompts(count: int, *, low: int = 3, high: int = 30, seed: int = 0) -
 
 
 def engine_of(
-    folder: Path, *, max_concurrency: int = 8, prefill_tokens: int = 64, max_context: int = 128
+    folder: Path,
+    *,
+    max_concurrency: int = 8,
+    prefill_tokens: int = 64,
+    max_context: int = 128,
+    recompute_kv_cache: bool = False,
 ) -> NativeEngine:
     return NativeEngine(
         folder,
@@ -48,6 +53,7 @@ def engine_of(
         max_concurrency=max_concurrency,
         prefill_tokens=prefill_tokens,
         max_context=max_context,
+        recompute_kv_cache=recompute_kv_cache,
     )
 
 

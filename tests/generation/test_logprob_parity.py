@@ -14,7 +14,7 @@ from tiny_model import PAD, write_tiny_model
 
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.models.load import load_tokenizer, load_trainer_model, resolve_model
-from llamarl_hpc.types import Completion
+from llamarl_hpc.types import Completion, GroupCompletions
 
 TOLERANCE = 1e-4
 Row = tuple[list[int], Completion, float]  # prompt, completion, temperature
@@ -146,3 +146,42 @@ def test_logprobs_of_a_real_model_on_real_prompts_equal_the_trainers() -> None:
         assert _worst(rows, _trainer_logprobs(model, rows, padding=padding)) < TOLERANCE
     singly = [_trainer_logprobs(model, [row], padding="right")[0] for row in rows[::8]]
     assert _worst(rows[::8], singly) < TOLERANCE
+
+
+def _weights_of(folder: Path) -> list[tuple[str, torch.Tensor]]:
+    return list(load_trainer_model(folder).state_dict().items())
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_logprobs_after_an_in_flight_switch_are_those_of_what_was_really_sampled(
+    folder: Path, tmp_path: Path, recompute: bool
+) -> None:
+    """Kept: old keys and values under new weights. Recomputed: the new weights alone."""
+    other = write_tiny_model(tmp_path / "other", seed=9)
+    prompts, n, before, total = random_prompts(3, low=9), 3, 10, 20
+    engine = engine_of(folder, max_concurrency=9, prefill_tokens=40, recompute_kv_cache=recompute)
+    for i, prompt in enumerate(prompts):
+        engine.submit(request(i, prompt, n=n, max_tokens=total - 4 * i))
+    done: dict[int, GroupCompletions] = {}
+    starts = {}  # group -> tokens that it had when the weights changed
+    while engine.num_running or engine.num_waiting:
+        if not starts and engine.tokens_processed >= sum(map(len, prompts)) + n * 3 * before:
+            for sequence in engine._scheduler.running:
+                starts[sequence.group.request.group_id] = len(sequence.token_ids)
+            engine.load_weights(1, _weights_of(other))
+        done |= {group.group_id: group for group in engine.step()}
+    assert sorted(starts) == [0, 1, 2] and len(set(starts.values())) > 1
+    old, new = load_trainer_model(folder), load_trainer_model(other)
+    for i, prompt in enumerate(prompts):
+        at = starts[i]
+        for completion in done[i].completions:
+            ids = completion.token_ids.tolist()
+            cached = torch.tensor([prompt + ids[: at - 1]])
+            rest = torch.tensor([ids[at - 1 : -1]])
+            with torch.no_grad():
+                past = (new if recompute else old)(input_ids=cached, use_cache=True)
+                logits = new(input_ids=rest, past_key_values=past.past_key_values).logits[0]
+            wanted = torch.tensor(ids[at:]).unsqueeze(1)
+            true = logits.float().log_softmax(-1).gather(1, wanted).squeeze(1).numpy()
+            assert np.abs(completion.logprobs[at:] - true).max() < TOLERANCE
+            assert [s.version for s in completion.versions] == [0, 1]

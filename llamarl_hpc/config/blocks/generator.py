@@ -24,6 +24,12 @@ class GeneratorConfig(Block):
     prefill_tokens: PositiveInt = Field(
         2048, description="Prompt tokens computed in one step at most."
     )
+    recompute_kv_cache: bool = Field(
+        False,
+        description="When weights change within a completion "
+        "(`algorithm.in_flight_weight_updates`), compute its keys and values anew with the new "
+        "weights, which costs a prefill. `false` keeps those of the older weights.",
+    )
     nice: Annotated[int, Field(ge=0, le=19)] = Field(
         0,
         description="How far the replicas step back when cores are short (as `nice` does): on a "

@@ -50,8 +50,12 @@ class NativeEngine:
         prefill_tokens: int,
         max_context: int,
         device: str = "cpu",
+        recompute_kv_cache: bool = False,
     ) -> None:
-        """Load the model in `folder` (policy version 0). Raises ConfigError if it cannot run."""
+        """Load the model in `folder` (policy version 0). Raises ConfigError if it cannot run.
+
+        `recompute_kv_cache`: whether new weights mean new keys and values for what is running.
+        """
         self._device = torch.device(device)
         config = load_config(folder)
         arch = architecture_of(config, max_context=max_context)
@@ -76,6 +80,7 @@ class NativeEngine:
         self._model = NativeModel(
             arch, config, max_context=max_context, dtype=self._dtype, device=self._device
         )
+        self._prefill_tokens, self._recompute_kv_cache = prefill_tokens, recompute_kv_cache
         self._paused = False
         self._tokens_processed = 0
         self._prefix: list[int] = []  # prompt whose keys and values the prefix slot holds
@@ -116,7 +121,8 @@ class NativeEngine:
         self._paused = paused
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy in a complete set of weights; running sequences go on with their KV cache.
+        """Copy in a complete set of weights; running sequences go on, with the keys and values
+        that they have, or with new ones (`recompute_kv_cache`).
 
         Raises WeightSyncError when the set is not the model's; then the weights are mixed and
         the engine must not be used any more.
@@ -124,6 +130,8 @@ class NativeEngine:
         self._model.load_weights(tensors)
         self._prefix = []
         self.policy_version = version
+        if self._recompute_kv_cache:
+            self._recompute()
 
     def abort_all(self) -> list[tuple[Purpose, int]]:
         """Forget all running and waiting groups; returns their (purpose, group id)."""
@@ -206,6 +214,51 @@ class NativeEngine:
             self._prefix = _prompt(admitted[0])
             slot = admitted[0].sequences[0].slot
             self._cache.copy(slot, [self._cache.prefix_slot], len(self._prefix))
+
+    def _recompute(self) -> None:
+        """Keys and values of all running sequences anew; a group's prompt once, as at its start."""
+        firsts: dict[int, RunningSequence] = {}  # of each group
+        token_ids: list[int] = []
+        positions: list[int] = []
+        prompts: list[PromptRows] = []
+        for sequence in self._scheduler.running:
+            group = sequence.group
+            first = firsts.setdefault(id(group), sequence)
+            ids = [*_prompt(group), *sequence.token_ids[:-1]]  # the newest one has none yet
+            shared = 0 if first is sequence else min(len(_prompt(group)), len(ids) - 1)
+            start, end = len(token_ids), len(token_ids) + len(ids) - shared
+            prompts.append(
+                PromptRows(
+                    start=start,
+                    end=end,
+                    slot=sequence.slot,
+                    length=len(ids),
+                    shared=shared,
+                    source=first.slot,
+                )
+            )
+            token_ids += ids[shared:]
+            positions += range(shared, len(ids))
+            if len(token_ids) >= self._prefill_tokens:
+                self._compute(token_ids, positions, prompts)
+                token_ids, positions, prompts = [], [], []
+        if prompts:
+            self._compute(token_ids, positions, prompts)
+
+    def _compute(
+        self, token_ids: list[int], positions: list[int], prompts: list[PromptRows]
+    ) -> None:
+        """A forward pass for its keys and values alone."""
+        batch = PackedBatch(
+            token_ids=torch.tensor(token_ids, device=self._device),
+            positions=torch.tensor(positions, device=self._device),
+            num_decoding=0,
+            longest=0,
+            decode_mask=None,
+            prompts=prompts,
+            sampled_rows=torch.tensor([0], device=self._device),
+        )
+        self._model.forward(batch, self._cache)
 
     def _sample(self, logits: Tensor, admitted: list[RunningGroup]) -> list[RunningGroup]:
         """One token for every running sequence; returns the groups that are complete now."""
