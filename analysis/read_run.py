@@ -13,12 +13,12 @@ are left out (`analysis/lineage.py`); `lineage="all"` shows them too.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.observability.json_lines import read_json_lines
 from llamarl_hpc.observability.trace import Span, read_spans
 from llamarl_hpc.run_dir import RunDir
+from llamarl_hpc.storage.rollout_store.file import DamagedFileError
 from llamarl_hpc.storage.rollout_store.layout import COLUMNS, ENUMS, Block
 from llamarl_hpc.storage.rollout_store.reader import RolloutReader
 from llamarl_hpc.types import Array, VersionSpan
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+T = TypeVar("T")
 Lineage = Literal["current", "all"]
 _GROUP_KEYS = ("purpose", "group_id", "attempt", "issue", "status", "step", "t_resolved")
 _NAMES = {kind: {code: name for name, code in codes.items()} for kind, codes in ENUMS.items()}
@@ -116,6 +118,21 @@ class Run:
         """Read anew what has been read."""
         for name in ("store", "info", "config", "_current", "lines"):
             self.__dict__.pop(name, None)
+
+    def without_damage(self, work: Callable[[Run], T]) -> T:
+        """`work(self)`, again without the file that turned out to be damaged, until it is through.
+
+        `store.problems` then names what was left out. Masks from before do not fit any more.
+        """
+        while True:
+            try:
+                return work(self)
+            except DamagedFileError as error:
+                mine = error.folder == self.dir.rollouts
+                if not mine or error.file_name not in self.store.file_names:
+                    raise
+                self.store.leave_out(error)
+                self.__dict__.pop("_current", None)
 
     # ------------------------------------------------------------ what the run is
 
@@ -215,11 +232,15 @@ class Run:
     # ------------------------------------------------------------ rollouts as pandas
 
     def groups(self, **filters: Any) -> pd.DataFrame:
-        """One row per group; keyword arguments as in `group_mask`."""
-        return self._frame("groups", self.group_mask(**filters))
+        """One row per group; keyword arguments as in `group_mask`. Damaged files are left out."""
+        return self.without_damage(lambda run: run._frame("groups", run.group_mask(**filters)))
 
     def rollouts(self, *, text: bool = False, **filters: Any) -> pd.DataFrame:
-        """One row per completion; `text` adds the texts of prompt and completion."""
+        """One row per completion; `text` adds the texts of prompt and completion. Damaged files are
+        left out: `store.problems` says which."""
+        return self.without_damage(lambda run: run._rollouts(text=text, **filters))
+
+    def _rollouts(self, *, text: bool, **filters: Any) -> pd.DataFrame:
         mask = self.group_mask(**filters)
         frame = self._frame("rollouts", mask)
         prompts = self.store.columns("prompts", ("prompt_id", "epoch", "token_length"))
@@ -243,7 +264,7 @@ class Run:
         """One row per completion; `tokens` adds ids, log-probs and the loss mask as lists."""
         from analysis.export import to_arrow
 
-        return to_arrow(self, text=text, tokens=tokens, **filters)
+        return self.without_damage(lambda run: to_arrow(run, text=text, tokens=tokens, **filters))
 
     def to_polars(self, **options: Any) -> Any:
         """`to_arrow` as a polars frame. Raises ConfigError when polars is not installed."""

@@ -35,7 +35,8 @@ def write_report(run: Run, out: Path | None = None, *, sacct: str = "") -> Path:
 
 def render(run: Run, *, now: float | None = None, sacct: str = "") -> str:
     """The HTML text. `sacct` is what sacct says of the run's jobs, if anything."""
-    return fill("report.html.jinja", _context(run, now or time.time(), sacct))
+    now = now or time.time()
+    return fill("report.html.jinja", run.without_damage(lambda run: _context(run, now, sacct)))
 
 
 def fill(template: str, context: dict[str, Any]) -> str:

@@ -57,22 +57,24 @@ def write_comparison(a: Run, b: Run, out: Path | None = None) -> Path:
 def render_comparison(a: Run, b: Run, *, now: float | None = None) -> str:
     """The HTML text."""
     now = now or time.time()
+    context = a.without_damage(lambda a: b.without_damage(lambda b: _context(a, b, now)))
+    return fill("compare.html.jinja", context)
+
+
+def _context(a: Run, b: Run, now: float) -> dict[str, Any]:
     runs = (a, b)
     rows = compare_runs(a, b)
     config = config_differences(a.config, b.config)
-    return fill(
-        "compare.html.jinja",
-        {
-            "runs": [_head(letter, run, now) for letter, run in zip(NAMES, runs, strict=True)],
-            "rows": rows,
-            "sentence": _sentence(rows),
-            "charts": [chart for chart in (_accuracy(runs), *_curves(runs)) if chart is not None],
-            "config": {key: [_shown(value) for value in pair] for key, pair in config.items()},
-            "steps": _steps(compare_steps(a, b)),
-            "problems": [problem for run in runs for problem in run.store.problems],
-            "written": report_headline.clock(now),
-        },
-    )
+    return {
+        "runs": [_head(letter, run, now) for letter, run in zip(NAMES, runs, strict=True)],
+        "rows": rows,
+        "sentence": _sentence(rows),
+        "charts": [chart for chart in (_accuracy(runs), *_curves(runs)) if chart is not None],
+        "config": {key: [_shown(value) for value in pair] for key, pair in config.items()},
+        "steps": _steps(compare_steps(a, b)),
+        "problems": [problem for run in runs for problem in run.store.problems],
+        "written": report_headline.clock(now),
+    }
 
 
 def _head(letter: str, run: Run, now: float) -> Head:

@@ -16,11 +16,11 @@ from llamarl_hpc.cli import (
     rollouts_search,
     rollouts_watch,
 )
+from llamarl_hpc.cli.damage import print_problems
 from llamarl_hpc.cli.figures import write_figures
 from llamarl_hpc.errors import LlamarlError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -78,25 +78,29 @@ def show(
     from analysis.tokens import load_tokenizer
 
     opened = Run.open(run)
-    if rollout:
-        rows = [_find(opened, number) for number in rollout]
-    else:
-        mask = opened.group_mask(
+
+    def chosen(run: Run) -> list[StoredRollout]:
+        if rollout:
+            return [run.rollout_at(_find(run, number)) for number in rollout]
+        mask = run.group_mask(
             lineage="all" if all_attempts else "current",
             purpose=purpose,
             status=status,
             steps=None if step is None else (step, step),
         )
         if group is not None:
-            mask &= opened.store.column("groups/group_id") == group
-        of_group = mask[opened.store.column("rollouts/group")]
+            mask &= run.store.column("groups/group_id") == group
+        of_group = mask[run.store.column("rollouts/group")]
         rows = of_group.nonzero()[0].tolist()[-limit:] if limit > 0 else []
+        return [run.rollout_at(row) for row in rows]
+
+    found = opened.without_damage(chosen)
     console = Console()
-    _print_problems(console, opened)
-    tokenizer = load_tokenizer(opened) if rows else None
-    for row in rows:
-        console.print(_panel(opened.rollout_at(row), tokenizer))
-    console.print(_legend(tokenizer is not None) if rows else _nothing(opened))
+    print_problems(console, opened)
+    tokenizer = load_tokenizer(opened) if found else None
+    for entry in found:
+        console.print(_panel(entry, tokenizer))
+    console.print(_legend(tokenizer is not None) if found else _nothing(opened))
 
 
 def stats(run: RunArgument, json_file: JsonOption = None) -> None:
@@ -110,10 +114,12 @@ def stats(run: RunArgument, json_file: JsonOption = None) -> None:
     from llamarl_hpc.launch.usage import usage_text
 
     opened = Run.open(run)
-    figures = rollout_stats(opened)
-    sheet = cost_sheet(opened, sacct=usage_text(opened.info))
+    sacct = usage_text(opened.info)
+    figures, sheet = opened.without_damage(
+        lambda run: (rollout_stats(run), cost_sheet(run, sacct=sacct))
+    )
     console = Console()
-    _print_problems(console, opened)
+    print_problems(console, opened)
     for table in [*_stats_tables(figures), *cost_tables(sheet)]:
         console.print(table)
     if json_file is not None:
@@ -242,11 +248,6 @@ def _legend(has_tokenizer: bool) -> Text:
 def _nothing(run: Run) -> str:
     total = run.store.num_rows("rollouts")
     return f"no rollout fits; the store of {run.dir.path} has {total}"
-
-
-def _print_problems(console: Console, run: Run) -> None:
-    for problem in run.store.problems:
-        console.print(f"[yellow]{problem}[/yellow]", highlight=False)
 
 
 # ---------------------------------------------------------------- tables

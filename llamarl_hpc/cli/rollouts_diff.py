@@ -23,15 +23,16 @@ def diff(
 
     from analysis.diff import diff_runs
     from analysis.read_run import Run
+    from llamarl_hpc.cli.damage import print_problems
     from llamarl_hpc.cli.figures import write_figures
 
     runs = [Run.open(run_a), Run.open(run_b)]
-    figures = diff_runs(*runs)
+    a, b = runs
+    figures = a.without_damage(lambda a: b.without_damage(lambda b: diff_runs(a, b)))
     console = Console()
     for name, run in zip("AB", runs, strict=True):
         console.print(f"{name}  {run.dir.path}", highlight=False, soft_wrap=True)
-        for problem in run.store.problems:
-            console.print(f"[yellow]{problem}[/yellow]", highlight=False, soft_wrap=True)
+        print_problems(console, run)
     for table in _tables(figures):
         console.print(table)
     console.print(_steps(figures["steps"]), highlight=False)

@@ -38,22 +38,24 @@ def export_rollouts(
     from analysis.read_run import Run
 
     opened = Run.open(run)
-    for problem in opened.store.problems:
-        typer.echo(problem, err=True)
     steps = None
     if first_step is not None or last_step is not None:
         steps = (first_step or 0, last_step if last_step is not None else 2**62)
-    num = export(
-        opened,
-        out,
-        to,
-        text=text,
-        tokens=tokens,
-        lineage="all" if all_attempts else "current",
-        purpose=purpose,
-        status=status,
-        steps=steps,
+    num = opened.without_damage(
+        lambda run: export(
+            run,
+            out,
+            to,
+            text=text,
+            tokens=tokens,
+            lineage="all" if all_attempts else "current",
+            purpose=purpose,
+            status=status,
+            steps=steps,
+        )
     )
+    for problem in opened.store.problems:
+        typer.echo(problem, err=True)
     typer.echo(f"{num} rollouts of {opened.dir.path} -> {out}")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llamarl_hpc.cli.damage import print_problems
 from llamarl_hpc.cli.figures import write_figures
 
 if TYPE_CHECKING:
@@ -57,12 +58,16 @@ def replay(
     if out is not None and out.resolve().is_relative_to(opened.dir.path):
         raise ConfigError(f"{out} is inside the run, which stays as it is; choose another --out")
     steps = (first_step, 2**62 if last_step is None else last_step)
-    rescoring = Rescoring([spec.name or "" for spec in config.rewards])
-    _score(config, stored_groups(opened, purpose=purpose, steps=steps), rescoring)
+
+    def work(run: Run) -> Rescoring:
+        rescoring = Rescoring([spec.name or "" for spec in config.rewards])
+        _score(config, stored_groups(run, purpose=purpose, steps=steps), rescoring)
+        return rescoring
+
+    rescoring = opened.without_damage(work)
     figures = {"run": str(opened.dir.path)} | rescoring.figures()
     console = Console()
-    for problem in opened.store.problems:
-        console.print(f"[yellow]{problem}[/yellow]", highlight=False, soft_wrap=True)
+    print_problems(console, opened)
     console.print(_table(rescoring))
     if rescoring.num_failed:
         console.print(

@@ -40,27 +40,33 @@ def grep(
 
     from analysis.export import file_rows
     from analysis.read_run import Run
+    from llamarl_hpc.cli.damage import print_problems
 
     expression = _compiled(pattern, ignore_case, place)
     opened = Run.open(run)
     console = Console()
-    for problem in opened.store.problems:
-        console.print(f"[yellow]{problem}[/yellow]", highlight=False, soft_wrap=True)
     found: list[dict[str, Any]] = []
-    searched = total = 0
-    for rows in file_rows(
-        opened,
-        lineage="all" if all_attempts else "current",
-        purpose=purpose,
-        status=status,
-        steps=None if step is None else (step, step),
-    ):
-        searched += len(rows.rows)
-        for match in _matches(rows, expression, place):
-            total += 1
-            if len(found) < limit:
-                found.append(match)
-                console.print(_line(match), soft_wrap=True)
+
+    def search(run: Run) -> tuple[int, int]:
+        """(matches, rollouts searched); shows matches that were not shown in an earlier try."""
+        searched = total = 0
+        for rows in file_rows(
+            run,
+            lineage="all" if all_attempts else "current",
+            purpose=purpose,
+            status=status,
+            steps=None if step is None else (step, step),
+        ):
+            searched += len(rows.rows)
+            for match in _matches(rows, expression, place):
+                total += 1
+                if len(found) < min(total, limit):
+                    found.append(match)
+                    console.print(_line(match), soft_wrap=True)
+        return total, searched
+
+    total, searched = opened.without_damage(search)
+    print_problems(console, opened)
     console.print(f"{total} of {searched} rollouts match", style="dim", highlight=False)
     if json_file is not None:
         from llamarl_hpc.cli.figures import write_figures

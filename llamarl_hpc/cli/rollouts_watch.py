@@ -25,13 +25,13 @@ def watch(
 
     from analysis import hacking
     from analysis.read_run import Run
+    from llamarl_hpc.cli.damage import print_problems
     from llamarl_hpc.cli.figures import write_figures
 
     opened = Run.open(run)
-    found = hacking.watch(opened)
+    found = opened.without_damage(hacking.watch)
     console = Console()
-    for problem in opened.store.problems:
-        console.print(f"[yellow]{problem}[/yellow]", highlight=False, soft_wrap=True)
+    print_problems(console, opened)
     for note in found.notes:
         console.print(note, style="dim", highlight=False, soft_wrap=True)
     if found.figures:

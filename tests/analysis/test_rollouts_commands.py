@@ -231,15 +231,57 @@ def test_a_malformed_attribute_is_reported_by_every_command_without_a_traceback(
     assert call("rollouts", "verify", run.path)[0] == 1
 
 
-def test_a_column_that_cannot_be_read_is_one_sentence(
+def test_a_damaged_file_is_left_out_and_said(
     call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "CONTIGUOUS_BYTES", 64)  # chunks, which HDF5 checks by itself
     run = make_run(tmp_path / "r", SMALL)
     flip(segment(run), "text/utf8")
-    code, text, error = call("rollouts", "grep", "a", run.path)
-    assert code == 2 and error.startswith("error: text/utf8 of segment_000000.h5 cannot be read")
-    assert "Traceback" not in text + error
+    code, text, _ = call("rollouts", "grep", "a", run.path)
+    assert code == 1 and "0 of 0 rollouts match" in text
+    assert "left out: text/utf8 of segment_000000.h5 cannot be read" in text
+    assert "; 60 rollouts are missing" in text
+    assert f"what can be saved: llamarl-hpc rollouts repair {run.path}" in text
+
+
+def test_every_command_goes_on_without_a_damaged_segment(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "CONTIGUOUS_BYTES", 64)
+    monkeypatch.setattr("llamarl_hpc.storage.rollout_store.writer.MAX_PARTS", 2)
+    run = make_run(tmp_path / "r", SMALL)  # three segments of two steps
+    sound = Run(run).rollouts()
+    flip(segment(run, 1), "rewards/brevity")
+    flip(segment(run, 1), "text/utf8")
+    left = Run.open(run.path)
+    frame = left.rollouts(purpose="train")
+    assert sorted(frame["step"].unique()) == [0, 1, 4, 5]
+    wanted = sound[(sound["purpose"] == "train") & ~sound["step"].isin([2, 3])]
+    assert frame["rollout_id"].tolist() == wanted["rollout_id"].tolist()
+    assert frame["rewards/brevity"].tolist() == wanted["rewards/brevity"].tolist()
+    (problem,) = left.store.problems
+    assert "rewards/brevity of segment_000001.h5 cannot be read" in problem
+    missing = len(sound) - len(Run.open(run.path).rollouts())
+    assert problem.endswith(f"; {missing} rollouts are missing")
+    for words in (
+        ("rollouts", "stats", run.path),
+        ("rollouts", "show", run.path, "--limit", "1"),
+        ("rollouts", "watch", run.path),
+        ("rollouts", "grep", "sum", run.path),
+        ("rollouts", "export", run.path, "--to", "jsonl", "--out", tmp_path / "x.jsonl"),
+        ("rollouts", "diff", run.path, run.path),
+    ):
+        code, text, error = call(*words)
+        assert code == 0, (words, text, error)
+        said = "show" not in words  # which reads nothing of it
+        assert ("segment_000001.h5 cannot be read" in text + error) == said, words
+    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == len(sound) - missing
+    code, text, _ = call("report", run.path)
+    assert code == 0 and "segment_000001.h5 cannot be read" in run.report.read_text()
+    code, text, _ = call("rollouts", "repair", run.path)
+    assert code == 0 and "1 of 3 files are damaged" in text
+    saved = Run.open(tmp_path / "r-repaired")
+    assert len(saved.rollouts()) == len(sound) - missing and saved.store.problems == []
 
 
 def test_repair_leaves_a_sound_run_as_it_is(folder: RunDir, call: Any, tmp_path: Path) -> None:

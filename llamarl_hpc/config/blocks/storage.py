@@ -12,8 +12,10 @@ from llamarl_hpc.config.blocks.base import Block
 class StorageConfig(Block):
     """Rollouts in HDF5."""
 
-    compression: Literal["none", "gzip", "lzf"] = Field(
-        "gzip", description="Filter of closed segments; each is built into HDF5 or h5py."
+    compression: Literal["none", "gzip", "lzf", "zstd", "blosc2"] = Field(
+        "gzip",
+        description="Filter of closed segments: `gzip` is in every HDF5, `lzf` in every h5py; "
+        "`zstd` and `blosc2` need hdf5plugin, to write and to read.",
     )
     segment_rollouts: PositiveInt = Field(
         65_536, description="A segment is closed after so many rollouts,"

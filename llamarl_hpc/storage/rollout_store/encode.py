@@ -21,6 +21,7 @@ import numpy as np
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage.atomic import Buffer
 from llamarl_hpc.storage.rollout_store import blocks
+from llamarl_hpc.storage.rollout_store.filters import dataset_options
 from llamarl_hpc.storage.rollout_store.layout import (
     FORMAT,
     FORMAT_MINOR,
@@ -57,7 +58,7 @@ Image = list[Buffer]
 def encode(block: Block, attributes: Attributes, *, compression: str = "none") -> Image:
     """The HDF5 file that holds `block`, readable by HDF5 1.8 and later.
 
-    With a compression ("gzip", "lzf"), or "checksum" for none, columns are chunked and every chunk
+    With a compression (`filters`), or "checksum" for none, columns are chunked and every chunk
     carries a checksum. Columns that are not chunked have theirs in the file's attribute
     `checksums`. Raises StoreError for an attribute that is too long.
     """
@@ -287,12 +288,8 @@ def _write_chunked(group: Any, column: Column, array: Array, compression: str) -
     options: dict[str, Any] = {
         "chunks": (min(len(array), CHUNK_ROWS),),
         "fletcher32": True,
-        "shuffle": compression != "checksum",
+        **dataset_options(compression),
     }
-    if compression == "gzip":
-        options |= {"compression": "gzip", "compression_opts": 1}
-    elif compression == "lzf":
-        options["compression"] = "lzf"
     dtype = _dtype(column, array.dtype.itemsize)
     dataset = group.create_dataset(column.name, shape=array.shape, dtype=dtype, **options)
     values = array.view(dtype)  # same bytes; h5py converts between equal types only

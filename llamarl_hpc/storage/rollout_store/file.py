@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage.rollout_store.encode import checksum
+from llamarl_hpc.storage.rollout_store.filters import load_filters
 from llamarl_hpc.storage.rollout_store.layout import (
     FORMAT,
     FORMAT_VERSION,
@@ -31,13 +33,14 @@ class RolloutFile:
     Low-level calls of h5py: a run has thousands of files, and a look at one takes a fifth so long.
     """
 
-    def __init__(self, source: Path | bytes, name: str) -> None:
-        """Open a file by path, or one that has been read into memory; `name` is for messages."""
-        self.name = name
+    def __init__(self, source: Path | bytes, name: str, folder: Path | None = None) -> None:
+        """Open a file by path, or one that has been read into memory; `name` is for messages,
+        `folder` the store that it belongs to."""
+        self.name, self.folder = name, folder
         try:
             self._id = _open(source)
         except (OSError, ValueError, RuntimeError) as error:  # as h5py sees fit
-            raise StoreError(f"{name} cannot be opened: {error}") from error
+            raise self._damaged(f"{name} cannot be opened: {error}") from error
         try:
             self._check_version()
             self._rows = self._table_rows()
@@ -48,7 +51,7 @@ class RolloutFile:
 
     def _check_version(self) -> None:
         if self.attribute("format") != FORMAT:
-            raise StoreError(f"{self.name} is not a file of the rollout store")
+            raise self._damaged(f"{self.name} is not a file of the rollout store")
         version = self._number("format_version")
         if version > FORMAT_VERSION:
             raise NewerFormatError(
@@ -64,7 +67,7 @@ class RolloutFile:
         except ValueError:
             rows = {}
         if not rows.keys() >= set(TABLES) or min(rows.values()) < 0:
-            raise StoreError(f"{self.name} is damaged: its attribute table_rows is {text!r}")
+            raise self._damaged(f"{self.name} is damaged: its attribute table_rows is {text!r}")
         return rows
 
     def _number(self, name: str) -> int:
@@ -72,7 +75,9 @@ class RolloutFile:
         try:
             return int(value)
         except (TypeError, ValueError):
-            raise StoreError(f"{self.name} is damaged: its attribute {name} is {value!r}") from None
+            raise self._damaged(
+                f"{self.name} is damaged: its attribute {name} is {value!r}"
+            ) from None
 
     # ------------------------------------------------------------ attributes
 
@@ -89,7 +94,7 @@ class RolloutFile:
             found = value.item()
             return found.decode().strip(" ") if isinstance(found, bytes) else found
         except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-            raise StoreError(
+            raise self._damaged(
                 f"{self.name} is damaged: its attribute {name} cannot be read: {error}"
             ) from error
 
@@ -117,7 +122,7 @@ class RolloutFile:
         except KeyError:
             return []
         except (OSError, RuntimeError) as error:
-            raise StoreError(f"/{table} of {self.name} cannot be read: {error}") from error
+            raise self._damaged(f"/{table} of {self.name} cannot be read: {error}") from error
 
     def reward_names(self) -> list[str]:
         """Names of the reward components; without opening anything where the file says them."""
@@ -144,7 +149,17 @@ class RolloutFile:
         return True
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> Array:
-        """Rows start..stop of a column; a column that the file lacks reads as unknown."""
+        """Rows start..stop of a column; a column that the file lacks reads as unknown.
+
+        Checksums are compared: of a chunked column those of the chunks that are read, of another
+        one its own when it is read whole.
+        """
+        array = self._read(path, start, stop)
+        if (start, stop) == (0, None) and self.damaged_columns({path: array}):
+            raise self._damaged(f"{path} of {self.name} cannot be read: its checksum is wrong")
+        return array
+
+    def _read(self, path: str, start: int, stop: int | None) -> Array:
         import h5py
 
         try:
@@ -154,11 +169,13 @@ class RolloutFile:
             rows = self._rows["rollouts" if table == "rewards" else table]
             return empty_column(column_of(path), rows)[start:stop]
         except (OSError, RuntimeError) as error:
-            raise StoreError(f"{path} of {self.name} cannot be read: {error}") from error
+            raise self._damaged(f"{path} of {self.name} cannot be read: {error}") from error
         try:
             array: Array = dataset[start : dataset.shape[0] if stop is None else stop]
         except (OSError, RuntimeError, ValueError, TypeError) as error:
-            raise StoreError(f"{path} of {self.name} cannot be read: {error}") from error
+            if isinstance(error, OSError) and load_filters(dataset, self.name):
+                return self._read(path, start, stop)
+            raise self._damaged(f"{path} of {self.name} cannot be read: {error}") from error
         return array
 
     def read_what_can_be(self, path: str, num_rows: int) -> tuple[Array, Array]:
@@ -175,6 +192,7 @@ class RolloutFile:
             stop = min(num_rows, len(dataset))
         except (OSError, RuntimeError, KeyError, TypeError, ValueError):
             return values, lost
+        load_filters(dataset, self.name)
         for start in range(0, stop, step):
             end = min(start + step, stop)
             try:
@@ -185,24 +203,40 @@ class RolloutFile:
         return values, lost
 
     def block(self) -> Block:
-        """Everything."""
-        return {path: self.read(path) for path in self.paths()}
+        """Everything; checksums of columns that are not chunked are not compared."""
+        return {path: self._read(path, 0, None) for path in self.paths()}
 
     def damaged_columns(self, block: Block) -> list[str]:
         """Columns of `block` whose bytes are not those that were written (chunks check theirs)."""
-        entries = (
-            entry.rpartition("=") for entry in str(self.attribute("checksums") or "").split()
-        )
-        written = {path: digits for path, _, digits in entries}
+        written = self._checksums
         return [
             path
             for path, array in block.items()
             if path in written and checksum(array) != written[path]
         ]
 
+    @cached_property
+    def _checksums(self) -> dict[str, str]:
+        entries = str(self.attribute("checksums") or "").split()
+        return {path: digits for path, _, digits in (entry.rpartition("=") for entry in entries)}
+
+    def _damaged(self, message: str) -> DamagedFileError:
+        return DamagedFileError(message, self.name, self.folder)
+
     def close(self) -> None:
         if self._id.valid:
             self._id.close()
+
+
+class DamagedFileError(StoreError):
+    """A file, or a part of it, that is not as it was written. The rest of the run can be read."""
+
+    def __init__(self, message: str, file_name: str, folder: Path | None) -> None:
+        super().__init__(message)
+        self.file_name, self.folder = file_name, folder
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.file_name, self.folder)
 
 
 class NewerFormatError(StoreError):

@@ -16,7 +16,7 @@ import numpy as np
 
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage.rollout_store.file import (
-    NewerFormatError,
+    DamagedFileError,
     RolloutFile,
     open_path,
     part_paths,
@@ -49,33 +49,57 @@ class RolloutReader:
         self._files: dict[int, RolloutFile] = {}
         self._sources: list[_Source] = []
         self._bases: dict[str, Array] = {}  # first row of each file in the whole, and the end
-        self.problems: list[str] = []  # files that had to be left out, and why
+        # files that turned out to be damaged: why, and how many rollouts they have
+        self._left_out: dict[str, tuple[str, int]] = {}
+        self.problems: list[str] = []  # files that are left out: why, and what is missing
         self.refresh()
 
     def refresh(self) -> None:
         """See what has been flushed since."""
         self.close()
-        self.problems = []
         self._sources = []
+        lost: list[tuple[int, str, int]] = []  # (place among the sources, why, rollouts or -1)
         for source in _snapshot(self._folder):
-            try:
-                file = RolloutFile(source.content, source.name)
-            except NewerFormatError:
-                raise
-            except StoreError as error:
-                self.problems.append(f"left out: {error}")
-                continue
-            self._keep(len(self._sources), file)
-            try:
-                source.reward_names = file.reward_names()
-            except StoreError as error:
-                self.problems.append(f"left out: {error}")
-                continue
-            source.num_rows = file.num_rows()
-            source.first_rollout_id = file.first_rollout_id
-            self._sources.append(source)
+            why, rollouts = self._left_out.get(source.name) or (self._opened(source), -1)
+            if why:
+                lost.append((len(self._sources), why, rollouts))
+            else:
+                self._sources.append(source)
+        self.problems = [
+            f"left out: {why}; {_counted(rollouts if rollouts >= 0 else self._missing(place))}"
+            for place, why, rollouts in lost
+        ]
         counts = {t: [source.num_rows[t] for source in self._sources] for t in TABLES}
         self._bases = {t: np.cumsum([0, *rows], dtype=np.int64) for t, rows in counts.items()}
+
+    def leave_out(self, error: DamagedFileError) -> None:
+        """From now on this is the reader of a run without the damaged file: rows move up."""
+        of_file = (s.num_rows["rollouts"] for s in self._sources if s.name == error.file_name)
+        self._left_out[error.file_name] = (str(error), next(of_file, -1))
+        self.refresh()
+
+    def _opened(self, source: _Source) -> str:
+        """Fill in what a file says of itself; why not, if it is damaged."""
+        try:
+            file = RolloutFile(source.content, source.name, self._folder)
+            self._keep(len(self._sources), file)
+            source.reward_names = file.reward_names()
+        except DamagedFileError as error:
+            return str(error)
+        source.num_rows = file.num_rows()
+        source.first_rollout_id = file.first_rollout_id
+        return ""
+
+    def _missing(self, place: int) -> int:
+        """Rollouts missing between two files, whose ids follow one another; -1: not known."""
+        around = [
+            s for s in self._sources[max(0, place - 1) : place + 1] if s.first_rollout_id >= 0
+        ]
+        if len(around) < 2:
+            return -1
+        before, after = around
+        missing = after.first_rollout_id - before.first_rollout_id - before.num_rows["rollouts"]
+        return missing if 0 < missing < 1 << 32 else -1  # else `after` is of another attempt
 
     def close(self) -> None:
         for file in self._files.values():
@@ -175,13 +199,19 @@ class RolloutReader:
     def _file(self, index: int) -> RolloutFile:
         if index not in self._files:
             source = self._sources[index]
-            self._keep(index, RolloutFile(source.content, source.name))
+            self._keep(index, RolloutFile(source.content, source.name, self._folder))
         return self._files[index]
 
     def _keep(self, index: int, file: RolloutFile) -> None:
         if len(self._files) >= MAX_OPEN_FILES:
             self._files.pop(next(iter(self._files))).close()
         self._files[index] = file
+
+
+def _counted(rollouts: int) -> str:
+    if rollouts < 0:
+        return "how many rollouts are missing is not known"
+    return f"{rollouts} rollouts are missing"
 
 
 def _snapshot(folder: Path) -> list[_Source]:

@@ -38,6 +38,7 @@ from llamarl_hpc.storage.rollout_store.file import (
     segment_numbers,
     segment_path,
 )
+from llamarl_hpc.storage.rollout_store.filters import check_available
 from llamarl_hpc.storage.rollout_store.layout import Block
 
 if TYPE_CHECKING:
@@ -105,7 +106,11 @@ class RolloutWriter:
         reward_names: Sequence[str],
         retry_s: float = RETRY_S,
     ) -> None:
-        """Starts the threads. `attributes` (run id, model, versions, ...) go into every file."""
+        """Starts the threads. `attributes` (run id, model, versions, ...) go into every file.
+
+        Raises ConfigError for a compression that cannot be written here.
+        """
+        check_available(config.compression)
         self._folder = folder
         self._attempt = attempt
         self._config = config
@@ -420,7 +425,7 @@ class RolloutWriter:
         for path in part_paths(open_path(self._folder, number)):
             file = RolloutFile(path, path.name)
             attributes = file.attributes
-            parts.append(file.block())
+            parts.append(_sound_block(file))
             file.close()
         if attributes.get("attempt", 0) >= self._attempt:
             return
@@ -432,6 +437,14 @@ class RolloutWriter:
         image = encode(block, attributes, compression=self._closed_compression)
         atomic.write_bytes(segment_path(self._folder, number), image)
         shutil.rmtree(open_path(self._folder, number), ignore_errors=True)
+
+
+def _sound_block(file: RolloutFile) -> Block:
+    """Raises StoreError for a column that is damaged: it must not get a new checksum."""
+    block = file.block()
+    if damaged := file.damaged_columns(block):
+        raise StoreError(f"the checksum of {damaged[0]} of {file.name} is wrong")
+    return block
 
 
 def _remove(opened: Path) -> None:
