@@ -274,7 +274,8 @@ class Controller:
             self._main.cancel()
         if reason in _SIGNALS:
             self.ending.look_soon()
-        if not self.stop_reason or (self.stop_reason in _SLURMS and reason not in _SIGNALS):
+        behind = self.stop_reason.startswith(_SLURMS) and not reason.startswith(_SIGNALS)
+        if not self.stop_reason or behind:
             self.stop_reason = reason
             self.phase = "stop after this step"
             self.parts.progress.note(f"{reason}: stopping after this step")
