@@ -95,16 +95,13 @@ def _submit(
     config: Config, run: RunDir | None, folder: Path, run_dir: Path | None, changes: list[str]
 ) -> RunJob:
     from llamarl_hpc.launch.local import create_run, prepare
-    from llamarl_hpc.launch.partitions import check_partitions
-    from llamarl_hpc.launch.submit import check_slurm_here, check_submittable, submit_run
+    from llamarl_hpc.launch.submit import check_submission, submit_run
     from llamarl_hpc.manage.resume import resume_run
 
     if run is not None:
         job = resume_run(run, changes)
     else:
-        check_slurm_here()
-        check_submittable(config, folder)
-        check_partitions(config)
+        check_submission(config, folder)
         prepared = prepare(config, elsewhere=True)
         run = create_run(prepared, run_dir)
         typer.echo("\n".join(prepared.prompts.skipped.sentences()))

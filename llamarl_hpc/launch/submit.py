@@ -18,6 +18,7 @@ from typing import Any
 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.partitions import check_partitions
 from llamarl_hpc.launch.request import components_of
 from llamarl_hpc.launch.run_job import RunJob
 from llamarl_hpc.launch.script import BatchScript, job_name, render
@@ -97,6 +98,14 @@ def _command(run: Path, overrides: Sequence[str]) -> Sequence[str]:
 
 
 # ------------------------------------------------------------------ submitting
+
+
+def check_submission(config: Config, folder: Path) -> None:
+    """All that can be known before a run folder is made: that there is Slurm here, and that it
+    would take, and start, this job. Raises ConfigError."""
+    check_slurm_here()
+    check_submittable(config, folder)
+    check_partitions(config)
 
 
 def check_submittable(config: Config, folder: Path) -> None:

@@ -73,12 +73,9 @@ def check_idle(run: RunDir) -> None:
 
 def resume_run(run: RunDir, overrides: Sequence[str] = ()) -> RunJob:
     """Submit the next attempt as a Slurm job. Raises ConfigError."""
-    from llamarl_hpc.launch.partitions import check_partitions
-    from llamarl_hpc.launch.submit import check_slurm_here, check_submittable, submit_run
+    from llamarl_hpc.launch.submit import check_submission, submit_run
 
-    check_slurm_here()
     config = check_resumable(run, overrides)
-    check_submittable(config, run.path)
-    check_partitions(config)
+    check_submission(config, run.path)
     run.stop_requested.unlink(missing_ok=True)
     return submit_run(run, config, overrides)

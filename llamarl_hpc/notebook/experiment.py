@@ -72,10 +72,9 @@ class Experiment:
         """Check everything, make the run folder and submit the run as one Slurm job. Raises
         ConfigError."""
         from llamarl_hpc.launch.local import create_run, prepare
-        from llamarl_hpc.launch.submit import check_slurm_here, check_submittable, submit_run
+        from llamarl_hpc.launch.submit import check_submission, submit_run
 
-        check_slurm_here()
-        check_submittable(self.config, self._folder(run_dir))
+        check_submission(self.config, self._folder(run_dir))
         prepared = prepare(self.config, elsewhere=True)
         folder = create_run(prepared, None if run_dir is None else Path(run_dir))
         submit_run(folder, self.config)
