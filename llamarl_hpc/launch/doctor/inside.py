@@ -25,14 +25,15 @@ import msgspec
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.launch.doctor.finding import Finding, fail, ok
 from llamarl_hpc.launch.doctor.network import Peer
-from llamarl_hpc.launch.doctor.probe import MARK, PULSE, Pulse, Report, Spec, measured
+from llamarl_hpc.launch.doctor.probe import MARK, PULSE, Pulse, Report, Spec, gone, measured
 from llamarl_hpc.launch.doctor.reports import Expected, Step, judge
 from llamarl_hpc.launch.request import component_block, roles_of
 from llamarl_hpc.launch.steps import Probe
 from llamarl_hpc.placement import device_of, interface_address
 from llamarl_hpc.storage.atomic import write_text
 
-_PATIENCE = 0.2  # of the whole time: how long a rank waits for a file or a peer
+# parts of the whole time: how long a rank waits for our file, and for other roles to start
+_PATIENCE, _MEET = 0.2, 0.7
 _PULSE_S = 0.2
 _END_S = 3.0
 _BACK_S = 5.0  # for what another node wrote to be seen
@@ -77,6 +78,7 @@ def _run(ground: Ground, beacon: Beacon, end: float) -> tuple[dict[str, Probe], 
         probe = ground.launcher.probe(role, ["-m", "llamarl_hpc.launch.doctor.probe", spec])
         probes[role] = probe
         running[role] = _Running(probe, beacon.folder / f"{role}.out")
+        beacon.watch(role, running[role].process)
     return probes, {role: step.finish(end) for role, step in running.items()}
 
 
@@ -86,7 +88,7 @@ class _Running:
     def __init__(self, probe: Probe, output: Path) -> None:
         self._probe, self._output = probe, output
         with output.open("wb") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 probe.command.argv,
                 env=probe.command.env,
                 stdin=subprocess.DEVNULL,
@@ -99,13 +101,13 @@ class _Running:
         """Wait until it ends, or until `end` (monotonic), when it is ended."""
         returncode: int | None = None
         try:
-            returncode = self._process.wait(max(0.1, end - time.monotonic()))
+            returncode = self.process.wait(max(0.1, end - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._process.send_signal(self._probe.command.end_with)
+            self.process.send_signal(self._probe.command.end_with)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
-            self._process.kill()
-            self._process.wait()
+                self.process.wait(_END_S)
+            self.process.kill()
+            self.process.wait()
         reports, words = read_output(self._output.read_text(errors="replace"))
         return Step(reports=reports, returncode=returncode, words=words)
 
@@ -191,6 +193,7 @@ class Beacon:
     def __init__(self, folder: Path) -> None:
         self.folder, self.token = folder, secrets.token_hex(16)
         self.peer = Peer(self.token)
+        self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
@@ -216,10 +219,20 @@ class Beacon:
             files=_files(ground, role),
             gpus=component_block(config, role).gpus_per_node,
             patience_s=_PATIENCE * config.launch.preflight_timeout_s,
+            meet_s=_MEET * config.launch.preflight_timeout_s,
         )
+
+    def watch(self, role: str, process: subprocess.Popen[bytes]) -> None:
+        """Tell the other roles when this step has ended, so that they do not wait for it."""
+        self._steps[role] = process
 
     def _beat(self) -> None:
         while not self._stop.is_set():
+            for role, process in list(self._steps.items()):
+                if process.poll() is not None:
+                    with contextlib.suppress(OSError):
+                        (self.folder / gone(role)).touch()
+                    del self._steps[role]
             pulse = Pulse(token=self.token, time=time.time())
             with contextlib.suppress(OSError):
                 write_text(self.folder / PULSE, msgspec.json.encode(pulse).decode())

@@ -31,8 +31,8 @@ from llamarl_hpc.storage.atomic import write_text
 
 MARK = "LLAMARL_PROBE "
 PULSE = "pulse.json"
-_PACKAGES = ("llamarl-hpc", "torch", "deepspeed", "mpi4py", "h5py")
-_PACKAGES += ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_PACKAGES = ["llamarl-hpc", "torch", "deepspeed", "mpi4py", "h5py"]
+_PACKAGES += ["nvidia-nccl-cu12", "nvidia-nccl-cu13"]
 _POLL_S = 0.05
 
 
@@ -47,7 +47,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     interface: str | None
     files: list[str]  # that this role reads
     gpus: int  # of a node, that the config asks for
-    patience_s: float  # for files and peers
+    patience_s: float  # for the controller's file, and for a peer to answer
+    meet_s: float  # for all leaders to have started, from the start of this one
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +106,8 @@ def main(argv: list[str]) -> None:
         report.rank, report.size = world.rank, world.size
     except ExecutorFailed as error:
         report.mpi_problem = error.reason
-    _talk(spec, report, is_leader=world.is_leader and not report.mpi_problem)
+    is_leader = world.is_leader and not report.mpi_problem
+    _talk(spec, report, is_leader=is_leader, end=start + spec.meet_s)
     report.is_final, report.seconds = True, time.monotonic() - start
     _say(report)
     world.share("done")  # others sleep here, and not in MPI's end, which is short of patience
@@ -115,6 +117,11 @@ def main(argv: list[str]) -> None:
 def measured(role: str) -> str:
     """File by which the leader of a role says that it has measured its lines."""
     return f"{role}.measured"
+
+
+def gone(role: str) -> str:
+    """File by which the controller says that the step of a role has ended."""
+    return f"{role}.gone"
 
 
 def look_around(spec: Spec, rank: int) -> Report:
@@ -180,7 +187,7 @@ def _pulse_age(spec: Spec) -> float | None:
     return None
 
 
-def _talk(spec: Spec, report: Report, *, is_leader: bool) -> None:
+def _talk(spec: Spec, report: Report, *, is_leader: bool, end: float) -> None:
     try:
         report.clock_s = ask_time(*spec.controller, spec.token, spec.patience_s)
     except OSError as error:
@@ -194,23 +201,23 @@ def _talk(spec: Spec, report: Report, *, is_leader: bool) -> None:
         write_text(hello, msgspec.json.encode(mine).decode())
     except OSError as error:
         report.network_problems["folder"] = f"{hello} cannot be written: {error.strerror}"
-    _measure_lines(spec, report)
+    _measure_lines(spec, report, end)
     with contextlib.suppress(OSError):
         write_text(Path(spec.folder) / measured(spec.role), "")
         report.wrote = True
-    _wait_for_the_others(spec)
+    _wait_for_the_others(spec, end)
     peer.close()
 
 
-def _measure_lines(spec: Spec, report: Report) -> None:
+def _measure_lines(spec: Spec, report: Report, end: float) -> None:
     """To the controller, and to the leaders of roles whose name comes after ours."""
     lines: dict[str, tuple[str, int] | None] = {"controller": spec.controller}
     for role in spec.roles:
         if role > spec.role:
-            lines[role] = _hello_of(role, spec)
+            lines[role] = _hello_of(role, spec, end)
     for role, place in lines.items():
         if place is None:
-            report.network_problems[role] = f"it did not say hello in {spec.patience_s:.0f} s"
+            report.network_problems[role] = "its ranks have not started"
             continue
         try:
             report.speeds[role] = measure(*place, spec.token, spec.patience_s)
@@ -218,9 +225,12 @@ def _measure_lines(spec: Spec, report: Report) -> None:
             report.network_problems[role] = _why(error, *place)
 
 
-def _hello_of(role: str, spec: Spec) -> tuple[str, int] | None:
-    path, end = Path(spec.folder) / f"{role}.hello.json", time.monotonic() + spec.patience_s
-    while time.monotonic() < end:
+def _hello_of(role: str, spec: Spec, end: float) -> tuple[str, int] | None:
+    """Where the leader of a role answers; None when its step has ended, or at `end`."""
+    path, left = Path(spec.folder) / f"{role}.hello.json", Path(spec.folder) / gone(role)
+    is_last = False
+    while not is_last:
+        is_last = left.exists() or time.monotonic() > end  # a hello may have come before
         with contextlib.suppress(OSError, msgspec.DecodeError):
             hello = msgspec.json.decode(path.read_bytes(), type=Hello)
             return hello.address, hello.port
@@ -228,11 +238,16 @@ def _hello_of(role: str, spec: Spec) -> tuple[str, int] | None:
     return None
 
 
-def _wait_for_the_others(spec: Spec) -> None:
-    """Stay until those that measure the line to us have done so."""
-    folder, end = Path(spec.folder), time.monotonic() + spec.patience_s
-    waiting = [folder / measured(role) for role in spec.roles if role < spec.role]
-    while time.monotonic() < end and not all(path.exists() for path in waiting):
+def _wait_for_the_others(spec: Spec, end: float) -> None:
+    """Stay until those that measure the line to us have done so, or cannot."""
+    folder = Path(spec.folder)
+    waiting = [role for role in spec.roles if role < spec.role]
+    while waiting and time.monotonic() < end:
+        waiting = [
+            role
+            for role in waiting
+            if not (folder / measured(role)).exists() and not (folder / gone(role)).exists()
+        ]
         time.sleep(_POLL_S)
 
 
