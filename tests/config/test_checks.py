@@ -108,6 +108,27 @@ def test_the_defaults_with_data_are_consistent() -> None:
             "algorithm.mismatch_min 1.5 to mismatch_max 5 leaves out on-policy tokens",
         ),
         (
+            {"algorithm": {"loss_type": "decoupled_ppo", "mismatch_correction": "truncate"}},
+            "truncates the same ratio itself; set algorithm.rho",
+        ),
+        ({"algorithm": {"loss_type": "decoupled_ppo", "rho": 0.9}}, "algorithm.rho is 0.9"),
+        (
+            {"algorithm": {"beta": 0.1, "kl_estimator": "k1"}},
+            "'k1' in the loss has a gradient that is 0 on average",
+        ),
+        (
+            {"reference": {"micro_batch_tokens": 383}},
+            "reference.micro_batch_tokens is 383 but one row can have 384 tokens",
+        ),
+        (
+            {"algorithm": {"dynamic_sampling": True, "advantage": "reinforce_pp"}},
+            "algorithm.advantage 'reinforce_pp' does not compare within groups",
+        ),
+        (
+            {"algorithm": {"max_resamples": 4}},
+            "algorithm.max_resamples is 4 but algorithm.dynamic_sampling is false",
+        ),
+        (
             {"algorithm": {"in_flight_weight_updates": True, "max_staleness": 0}},
             "algorithm.max_staleness 0 forbids completions of mixed versions",
         ),

@@ -9,7 +9,7 @@ import pytest
 from llamarl_hpc.config.checks import check
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.launch.request import components_of
+from llamarl_hpc.launch.request import component_of, components_of
 
 
 def config(**blocks: Any) -> Config:
@@ -135,3 +135,13 @@ def test_replicas_of_several_nodes_cannot_share_one() -> None:
     settings = config(generator={"replicas_per_node": 2}, resources={"generator": {"nodes": 2}})
     with pytest.raises(ConfigError, match=r"replicas_per_node is 2 but a replica has 2 nodes"):
         check(settings)
+
+
+def test_a_reference_executor_is_a_component_of_its_own_after_the_others() -> None:
+    own = {"algorithm": {"beta": 0.1}, "reference": {"placement": "executor"}}
+    parts = components_of(config(**own, resources={"reference": {"nodes": 2, "gpus_per_node": 4}}))
+    assert [part.name for part in parts][2:] == ["reward", "reference"]
+    assert parts[3].options["nodes"] == 2 and parts[3].options["gpus-per-node"] == "4"
+    assert component_of("reference") == 3
+    for without in ({"algorithm": {"beta": 0.1}}, {"reference": {"placement": "executor"}}):
+        assert len(components_of(config(**without))) == 3
