@@ -1,8 +1,8 @@
 """Weight sync over the network: broadcasts by the ranks that own the shards (NCCL or gloo).
 
     trainer, every rank   copies the pieces it sends into staging buffers -> training goes on
-    trainer, background   agrees with the receivers (rendezvous.py), then broadcasts its buckets as
-                          soon as they are copied, and sums them meanwhile
+    trainer, background   agrees with the receivers (rendezvous.py), then broadcasts its buckets,
+                          and sums them meanwhile
     generator, background receives all buckets into one arena (collective_receiver.py)
 
 Nothing is gathered, and no trainer rank receives what another one sends. Who waits for whom: the
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -37,7 +36,7 @@ from llamarl_hpc.weight_sync.background import run_in_background
 from llamarl_hpc.weight_sync.base import PublishReceipt, WeightSource
 from llamarl_hpc.weight_sync.group import (
     MAX_OPERATION_S,
-    WINDOW,
+    Window,
     broadcast,
     connect_store,
     current_device,
@@ -82,7 +81,6 @@ class _Transfer:
         self.receivers = [f"{m.executor} rank {r}" for m in members for r in range(m.num_ranks)]
         self.cancelled = threading.Event()
         self.finished = threading.Event()
-        self.copied: queue.SimpleQueue[bool] = queue.SimpleQueue()  # an item for every bucket
         self.verdict = ""  # what went wrong; "" while under way and when all went well
 
 
@@ -137,6 +135,7 @@ class CollectivePublisher:
     def publish(self, version: int, epoch: int, members: Sequence[SyncMember]) -> PublishReceipt:
         start = time.monotonic()
         self._end_last(epoch)
+        self._snapshot()
         self._number += 1
         transfer = _Transfer(number=self._number, version=version, epoch=epoch, members=members)
         self._transfer, staging = transfer, self._staging
@@ -145,7 +144,6 @@ class CollectivePublisher:
         else:
             transfer.checksum.cancel()
             transfer.finished.set()
-        self._snapshot(transfer)
         return PublishReceipt(
             version=version,
             num_bytes=self._arena.num_bytes,
@@ -190,18 +188,14 @@ class CollectivePublisher:
                 self._staging = self._new_staging()
                 self._groups = {}
 
-    def _snapshot(self, transfer: _Transfer) -> None:
-        """Copy what this rank sends into its staging buffers; each may leave at once."""
-        try:
-            for bucket, memory in zip(self._mine, self._staging, strict=True):
-                for piece in bucket.pieces:
-                    copy_piece(self._source, piece, memory[piece.offset :][: piece.num_bytes])
-                if self._from_gpu:
-                    torch.cuda.synchronize()
-                transfer.copied.put(True)
-        except BaseException:
-            transfer.cancelled.set()
-            raise
+    def _snapshot(self) -> None:
+        """Copy what this rank sends into its staging buffers. Nothing leaves meanwhile: sending
+        would take cores and bandwidth from what training waits for."""
+        for bucket, memory in zip(self._mine, self._staging, strict=True):
+            for piece in bucket.pieces:
+                copy_piece(self._source, piece, memory[piece.offset :][: piece.num_bytes])
+        if self._from_gpu:
+            torch.cuda.synchronize()
 
     def _board(self) -> Board:
         return Board(connect_store(self.store_address, self._timeout_s))
@@ -334,17 +328,19 @@ class CollectivePublisher:
                 own_address=self._address,
                 timeout_s=min(self._timeout_s, MAX_OPERATION_S),
             )
+        window = Window([bucket.num_bytes for bucket in self._mine])
         under_way: deque[Work] = deque()
         sums: list[list[int]] = []
-        for bucket, memory in zip(self._mine, staging, strict=True):
-            _await(transfer.copied, watch)
+        for number, (bucket, memory) in enumerate(zip(self._mine, staging, strict=True)):
+            while window.is_full(number):
+                finish_work(under_way.popleft(), watch)
+                window.finished()
+            watch()
             under_way.append(broadcast(groups[rank], memory))
             if self._verify != "off":
                 sums.append(
                     bucket_sums(self._verify, transfer.version, self._arena, bucket, memory)
                 )
-            if len(under_way) == WINDOW:
-                finish_work(under_way.popleft(), watch)
         if self._verify != "off":
             announce_sums(board, go.number, rank, sums)
         while under_way:
@@ -353,12 +349,3 @@ class CollectivePublisher:
     def _announced(self, board: Board, number: int, watch: Callable[[], None]) -> list[list[int]]:
         """The sums of all ranks."""
         return [] if self._verify == "off" else read_sums(board, number, self._plan, watch)
-
-
-def _await(copied: queue.SimpleQueue[bool], watch: Callable[[], None]) -> None:
-    """Until the next bucket has been copied."""
-    while True:
-        watch()
-        with contextlib.suppress(queue.Empty):
-            copied.get(timeout=POLL_S)
-            return

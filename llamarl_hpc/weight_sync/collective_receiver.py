@@ -26,7 +26,7 @@ from llamarl_hpc.weight_sync.background import Fetcher
 from llamarl_hpc.weight_sync.base import StagedWeights
 from llamarl_hpc.weight_sync.group import (
     MAX_OPERATION_S,
-    WINDOW,
+    Window,
     broadcast,
     connect_store,
     current_device,
@@ -163,12 +163,14 @@ class CollectiveReceiver:
             if is_scattered:
                 self._scatter(layout, bucket, arrived, memory)
 
-        for bucket in layout.buckets:
+        window = Window([bucket.num_bytes for bucket in layout.buckets])
+        for number, bucket in enumerate(layout.buckets):
+            while window.is_full(number):
+                finish()
+                window.finished()
             target, is_scattered = self._target(layout, bucket, memory)
             work = broadcast(self._groups[bucket.root], target)
             under_way.append((work, bucket, target, is_scattered))
-            if len(under_way) == WINDOW:
-                finish()
         while under_way:
             finish()
         return memory, sums

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -25,10 +25,37 @@ from torch._C._distributed_c10d import (
 
 from llamarl_hpc.weight_sync.background import run_in_background
 
-WINDOW = 4  # broadcasts of one rank that are under way at a time
+WINDOW = 4  # broadcasts of the largest size that are under way at a time,
+WINDOW_SMALL = 32  # and of any size
 MAX_OPERATION_S = 60.0  # all have arrived by then, so a bucket that takes longer is a failure
 
 _POLL_S = 0.0005
+
+
+class Window:
+    """How many broadcasts are begun before the first one has ended, they being handled in order.
+
+    Enough that the network never waits for this process to be scheduled; bounded in bytes, because
+    each may need a buffer. `sizes`: bytes of each.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes, self._limit = sizes, WINDOW * max(sizes, default=0)
+        self._first, self._bytes = 0, 0
+
+    def is_full(self, number: int) -> bool:
+        """Whether one must end before `number` begins. False means that it begins now."""
+        full = number > self._first and (
+            number - self._first >= WINDOW_SMALL or self._bytes + self._sizes[number] > self._limit
+        )
+        if not full:
+            self._bytes += self._sizes[number]
+        return full
+
+    def finished(self) -> None:
+        """The oldest one has ended."""
+        self._bytes -= self._sizes[self._first]
+        self._first += 1
 
 
 def current_device(kind: str) -> torch.device:

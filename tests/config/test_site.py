@@ -100,7 +100,10 @@ def test_a_profile_by_its_relative_path_is_remembered_by_its_absolute_one(
     [
         ({"gpu_node": {}}, r"unknown key 'gpu_node'; did you mean 'gpu_nodes'"),
         ({"limits": {"het_job": True}}, r"unknown key 'limits.het_job'; did you mean 'het_jobs'"),
-        ({"gpu_nodes": {"partitions": "x"}}, r"'gpu_nodes.partitions'; did you mean 'gpu_nodes.partit"),
+        (
+            {"gpu_nodes": {"partitions": "x"}},
+            r"'gpu_nodes.partitions'; did you mean 'gpu_nodes.partit",
+        ),
         ({"launch": {"cpu_bin": "x"}}, r"'launch.cpu_bin'; did you mean 'launch.cpu_bind'"),
         ({"launch": {"mpi": 3}}, r"launch.mpi: wanted a string, found 3"),
         ({"limits": {"het_jobs": "perhaps"}}, r"limits.het_jobs"),
