@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # status and logs of a login node do without pydantic
 MARKER = "LLAMARL_EXECUTOR"  # set by launch/steps.py for every rank it starts
 ONE_HOST = "LLAMARL_ONE_HOST"  # "0" or "1", set by launch/srun.py: it alone knows the nodes
 
-_LEAVE_S = 20.0  # a rank whose work is done and that has not ended by then hangs
+_LEAVE_S = 60.0  # a rank whose work is done and that has not ended by then hangs
 
 # What each launcher calls the number of ranks of this step; the first that is set is compared
 # with MPI's own answer, so that an MPI that cannot talk to the launcher is noticed at once.
