@@ -111,5 +111,13 @@ def _table(figures: dict[str, Any]) -> Any:
 
     table = Table.grid(padding=(0, 2))
     for name, value in figures.items():
-        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value}")
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        for key, figure in inner:
+            table.add_row(f"{name} {key}".strip(), _shown(figure))
     return table
+
+
+def _shown(figure: Any) -> str:
+    if isinstance(figure, dict):
+        return ", ".join(f"{name} {_shown(value)}" for name, value in figure.items())
+    return f"{figure:,.4g}" if isinstance(figure, float) else f"{figure}"

@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,16 @@ from analysis.read_run import Run
 from llamarl_hpc.config.schema import StorageConfig
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.records import GroupRecord
-from llamarl_hpc.storage.rollout_store import RolloutReader, RolloutWriter, build
+from llamarl_hpc.storage.rollout_store import (
+    RolloutReader,
+    RolloutWriter,
+    blocks,
+    build,
+    filters,
+)
 from llamarl_hpc.storage.rollout_store.encode import encode
-from llamarl_hpc.storage.rollout_store.file import segment_path
+from llamarl_hpc.storage.rollout_store.file import RolloutFile, segment_path
+from llamarl_hpc.storage.rollout_store.layout import Block
 from llamarl_hpc.types import Completion, FinishReason, Prompt, Purpose, Status, VersionSpan
 
 GROUP = 8  # completions of a prompt
@@ -52,7 +60,8 @@ def measure(folder: Path, shape: Shape) -> dict[str, Any]:
     """All figures, ready for JSON. Works in a new folder below `folder`, which it removes."""
     with tempfile.TemporaryDirectory(prefix=".bench-rollouts-", dir=folder) as name:
         figures = measure_append(Path(name), shape)
-        return figures | measure_read(Path(name), shape)
+        figures |= measure_read(Path(name), shape)
+        return figures | {"compression": measure_compression(shape)}
 
 
 # ---------------------------------------------------------------- writing
@@ -163,6 +172,44 @@ def _completion(rng: np.random.Generator, length: int) -> Completion:
         t_start=1e9,
         t_end=1e9 + 1,
     )
+
+
+# ---------------------------------------------------------------- compression
+
+
+def measure_compression(shape: Shape) -> dict[str, dict[str, float]]:
+    """Of one closed segment in memory, by filter: its size as a share of the uncompressed one, MiB
+    of columns per second made into a file and read from it. Without those that are not installed.
+    """
+    rng = np.random.default_rng(3)
+    records = [make_group(rng, g, shape.num_tokens) for g in range(_groups(shape))]
+    block = build.from_records(records, reward_names=["exact"], first_rollout_id=0)
+    mib = blocks.num_bytes(block) / 2**20
+    attributes = {"first_rollout_id": 0}
+    whole = sum(len(part) for part in encode(block, attributes, compression="none"))
+    return {
+        compression: _measure_filter(block, attributes, compression, mib, whole)
+        for compression in ("checksum", "gzip", "lzf", *filters.PLUGINS)
+        if compression not in filters.PLUGINS or find_spec("hdf5plugin") is not None
+    }
+
+
+def _measure_filter(
+    block: Block, attributes: dict[str, int], compression: str, mib: float, whole: int
+) -> dict[str, float]:
+    start = time.perf_counter()
+    image = b"".join(encode(block, attributes, compression=compression))
+    made_s = time.perf_counter() - start
+    file = RolloutFile(image, compression)
+    start = time.perf_counter()
+    file.block()
+    read_s = time.perf_counter() - start
+    file.close()
+    return {
+        "size": len(image) / whole,
+        "write_mib_per_s": mib / made_s,
+        "read_mib_per_s": mib / read_s,
+    }
 
 
 # ---------------------------------------------------------------- reading

@@ -25,4 +25,8 @@ def test_the_store_is_measured_against_a_raw_file(tmp_path: Path) -> None:
     assert 0 < figures["rollout_by_id_ms"] <= figures["rollout_by_id_max_ms"]
     assert 0 < figures["writer_share_of_step"] < 0.01
     assert "append_vs_raw_write" in result.output
+    compression = figures["compression"]
+    assert {"checksum", "gzip", "lzf"} <= set(compression)
+    assert all(entry["size"] > 0 and entry["read_mib_per_s"] > 0 for entry in compression.values())
+    assert compression["gzip"]["size"] <= compression["checksum"]["size"]
     assert os.listdir(tmp_path) == ["figures.json"]
