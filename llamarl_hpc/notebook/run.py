@@ -20,6 +20,7 @@ from llamarl_hpc.notebook.background import (
 from llamarl_hpc.notebook.changes import Changes, as_overrides
 from llamarl_hpc.notebook.status import Status
 from llamarl_hpc.notebook.views import Slot, Text
+from llamarl_hpc.notebook.watching import Cell, Lines, Observer
 from llamarl_hpc.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from analysis.read_run import StoredRollout
 
 DAY_S = 86_400.0
-_ASK_SLURM_S = 15.0  # the queue is everybody's
 _EXPORT_S = 3600.0
 
 
@@ -82,12 +82,10 @@ class Run:
 
     def wait(self, timeout_s: float = DAY_S, *, every_s: float = 1.0) -> Status:
         """Wait until the run has ended, and say how. Raises StillGoingOn after `timeout_s`."""
-        deadline, asked = time.monotonic() + timeout_s, -_ASK_SLURM_S
+        look, deadline = Observer(self.status), time.monotonic() + timeout_s
         while True:
-            status = self.status(ask_slurm=False)
-            if status.has_ended or time.monotonic() - asked > _ASK_SLURM_S:
-                status, asked = self.status(), time.monotonic()
-            if status.has_ended:
+            status, is_over = look()
+            if is_over:
                 return status
             if time.monotonic() > deadline:
                 raise StillGoingOn(
@@ -107,17 +105,13 @@ class Run:
         """Status and curves in the output of this cell, anew every few seconds, until the run has
         ended or has made `until_step` steps. Interrupting the kernel ends the watching, not the
         run. Without a notebook: one line a step."""
-        show = _Cell(self, panels) if Slot.is_there() else _Lines(self)
-        deadline, asked = time.monotonic() + timeout_s, -_ASK_SLURM_S
+        show = Cell(lambda: self._figure(panels)) if Slot.is_there() else Lines()
+        look, deadline = Observer(self.status), time.monotonic() + timeout_s
         while True:
-            ask = time.monotonic() - asked > min(_ASK_SLURM_S, 3 * every_s)
-            asked = time.monotonic() if ask else asked
-            status = self.status(ask_slurm=ask)
-            if status.has_ended and not ask:
-                status = self.status()
+            status, is_over = look()
             show(status)
             enough = until_step is not None and status.step >= until_step
-            if enough or status.has_ended or time.monotonic() > deadline:
+            if is_over or enough or time.monotonic() > deadline:
                 return
             time.sleep(every_s)
 
@@ -258,28 +252,3 @@ class Run:
         check_here(check_resumable(self.folder, overrides))
         self.folder.stop_requested.unlink(missing_ok=True)
         start_background(self.folder, overrides)
-
-
-class _Cell:
-    """Two places in the cell: status and curves."""
-
-    def __init__(self, run: Run, panels: Sequence[str] | None) -> None:
-        self._run, self._panels = run, panels
-        self._table, self._picture = Slot(), Slot()
-
-    def __call__(self, status: Status) -> None:
-        self._table.show(status)
-        self._picture.show(self._run._figure(self._panels))
-
-
-class _Lines:
-    """One line whenever a step is done or the state changes."""
-
-    def __init__(self, run: Run) -> None:
-        self._last: tuple[str, int] | None = None
-
-    def __call__(self, status: Status) -> None:
-        if self._last != (status.state, status.step):
-            self._last = (status.state, status.step)
-            reward = "" if status.reward is None else f"  reward {status.reward:.3f}"
-            sys.stdout.write(f"{status.state}  step {status.step}/{status.max_steps}{reward}\n")

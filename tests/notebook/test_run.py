@@ -183,11 +183,11 @@ def test_a_run_in_the_background_outlives_its_kernel_and_resumes(tmp_path: Path)
     assert said.stdout == "starting\n", said.stderr
     run = Run.attach(tmp_path / "r")
     try:
-        status = run.wait(250.0, every_s=0.1)
+        status = run.wait(250.0, every_s=0.3)
         assert (status.state, status.step) == ("done", 2), run.folder.background_log.read_text()
         with pytest.raises(ConfigError, match="the run is complete: 2 steps"):
             run.resume()
-        status = run.resume({"trainer.max_steps": 3}).wait(250.0, every_s=0.1)
+        status = run.resume({"trainer.max_steps": 3}).wait(250.0, every_s=0.3)
         assert (status.state, status.step, status.attempt) == ("done", 3, 2)
         assert list(run.metrics().index) == [0, 1, 2]
         assert "trainer rank 0 of 1" in run.logs("trainer")
