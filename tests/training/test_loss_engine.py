@@ -12,12 +12,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 from loss_configs import ALGORITHMS, name_of
-from tiny_policy import random_batch, tiny_config
+from tiny_policy import random_batch, tiny_config, tiny_model
 
 from llamarl_hpc.launch.steps import MpiExec, step_environment
 from llamarl_hpc.placement import World
 from llamarl_hpc.training.engine import TrainerEngine
+from llamarl_hpc.types import TrainBatch
 
 SCRIPT = Path(__file__).parent / "mpi_losses.py"
 # Sums of float32 in another order; the second step sees the weights of the first.
@@ -100,8 +102,60 @@ def test_what_is_skipped_has_no_gradient(
         assert part.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=2e-5, abs=1e-6)
         assert part.metrics["grad_norm"] == pytest.approx(whole.metrics["grad_norm"], rel=2e-5)
         left_out = np.repeat(batch.advantages == 0.0, batch.completion_lengths)
-        expected = 0.0 if "entropy_coef" in algorithm else left_out.mean()
+        pulls_everywhere = "entropy_coef" in algorithm or "beta" in algorithm
+        expected = 0.0 if pulls_everywhere else left_out.mean()
         assert part.metrics["tokens/skipped_ratio"] == pytest.approx(expected)
+
+
+def in_one_pass(batch: TrainBatch) -> dict[str, Any]:
+    """Log-probs and entropies [N] in float64 from the model's own logits, one row at a time."""
+    model = tiny_model().double()
+    prompts = np.split(batch.prompt_ids, np.cumsum(batch.prompt_lengths)[:-1])
+    completions = np.split(batch.completion_ids, np.cumsum(batch.completion_lengths)[:-1])
+    logprobs, entropies = [], []
+    for group, completion in zip(batch.group_index, completions, strict=True):
+        ids = torch.from_numpy(np.concatenate([prompts[group], completion]).astype(np.int64))
+        with torch.no_grad():
+            rows = model(ids[None]).logits[0, -len(completion) - 1 : -1].log_softmax(-1)
+        logprobs.append(rows.gather(1, ids[-len(completion) :, None])[:, 0].numpy())
+        entropies.append(-(rows.exp() * rows).sum(-1).numpy())
+    return {"logprobs": np.concatenate(logprobs), "entropy": np.concatenate(entropies)}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["aipo", "ppo", "aipo-0.1-k2", "dr_grpo-0.2"])
+def test_metrics_over_ranks_and_micro_batches_are_those_of_one_pass_in_float64(
+    of_two_ranks: Any, name: str
+) -> None:
+    found, batch = of_two_ranks[name][0], random_batch(seed=0)
+    mask = batch.loss_mask
+    policy = in_one_pass(batch)
+    log_ratio = (policy["logprobs"] - batch.logprobs)[mask]
+    ratio = np.exp(log_ratio)
+    assert batch.logprobs_reference is not None
+    from_reference = (policy["logprobs"] - batch.logprobs_reference)[mask]
+    expected = {
+        "tokens/trained": mask.sum(),
+        "is_ratio/mean": ratio.mean(),
+        "is_ratio/max": ratio.max(),
+        "ess": ratio.sum() ** 2 / (ratio**2).sum() / mask.sum(),
+        "mismatch/kl": (ratio - 1 - log_ratio).mean(),
+        "mismatch/logprob_abs_diff": np.abs(log_ratio).mean(),
+        "mismatch/logprob_abs_diff_max": np.abs(log_ratio).max(),
+        "entropy": policy["entropy"][mask].mean(),
+    }
+    if name.endswith("k2"):
+        expected["kl"] = 0.5 * (from_reference**2).mean()
+    elif name.startswith("dr_grpo-"):
+        expected["kl"] = (np.exp(-from_reference) - 1 + from_reference).mean()
+    for metric, value in expected.items():
+        assert found[metric] == pytest.approx(value, rel=2e-5), metric
+    advantages = np.repeat(batch.advantages, batch.completion_lengths)[mask]
+    if name == "aipo":
+        weights = np.minimum(ratio, 4.0)
+        loss = -(weights * advantages * policy["logprobs"][mask]).mean()
+        assert found["loss"] == pytest.approx(loss, rel=2e-5)
+        assert found["clip_frac"] == (ratio > 4.0).mean()
 
 
 def test_an_entropy_bonus_alone_raises_the_entropy(world: World, model_folder: Path) -> None:
