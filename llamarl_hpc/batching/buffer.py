@@ -107,6 +107,10 @@ class RolloutBuffer:
         """Groups that were dropped for this step, which has been taken."""
         return self._replaced.pop(step, 0)
 
+    def tickets(self) -> list[int]:
+        """Of everything that is here."""
+        return [*self._early, *(group.ticket for group in self._accepted)]
+
     def drain(self) -> list[ScoredGroup]:
         """Everything that is left, in ticket order; the buffer is empty afterwards."""
         left = [*self._accepted, *(self._early[ticket] for ticket in sorted(self._early))]

@@ -19,12 +19,16 @@ def export(
     step: Annotated[
         int | None, typer.Option("--step", help="Checkpoint of this step; default: the newest.")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The one with the highest accuracy (save_best).")
+    ] = False,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Of a run with LoRA: the adapter alone, for peft.")
     ] = False,
 ) -> None:
     """Write safetensors, tokenizer, chat template and generation config; transformers loads it."""
     from llamarl_hpc.config.load import load_config
+    from llamarl_hpc.errors import ConfigError
     from llamarl_hpc.models.load import resolve_model, save_hf_folder
     from llamarl_hpc.run_dir import RunDir
     from llamarl_hpc.storage.checkpoint import CheckpointStore
@@ -33,7 +37,17 @@ def export(
 
     folder = RunDir.open(run)
     config = load_config(folder.config)
-    checkpoint = CheckpointStore(folder, config.trainer.save_total_limit).find(step)
+    store = CheckpointStore(folder, config.trainer.save_total_limit)
+    if best:
+        if step is not None:
+            raise ConfigError("--best and --step name two checkpoints; leave one of them out")
+        found = store.best()
+        if found is None:
+            raise ConfigError(
+                f"{folder.path} has no best checkpoint; runs with trainer.save_best keep one"
+            )
+        step = found["step"]
+    checkpoint = store.find(step)
     model_folder = resolve_model(config.model.path)
     if adapter:
         lora, trained = checkpoint_adapters(checkpoint.path)

@@ -229,6 +229,11 @@ def _steps(config: Config) -> Iterator[str]:
             f"trainer.eval_steps is {trainer.eval_steps} but evaluation.num_prompts is 0; set "
             "both or neither"
         )
+    if trainer.save_best and evaluation.num_prompts == 0:
+        yield (
+            "trainer.save_best is true but evaluation.num_prompts is 0, so no checkpoint is better "
+            "than another; set evaluation.num_prompts or leave save_best out"
+        )
     if trainer.warmup_steps > trainer.max_steps:
         yield (
             f"trainer.warmup_steps is {trainer.warmup_steps} but the run has only "

@@ -47,6 +47,7 @@ def assemble(
     if (checkpoint := checkpoints.latest()) is not None:
         cursor.restore(checkpoint.state["prompts"])
         state = RunState.from_checkpoint(checkpoint.state)
+        checkpoints.forget_best_after(state.step)
         progress.note(f"continuing after step {state.step}")
     info = run.read_info()
     parts = Parts(

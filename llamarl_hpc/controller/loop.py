@@ -66,6 +66,7 @@ from llamarl_hpc.controller.schedule import Replica, Schedule
 from llamarl_hpc.controller.snapshot import take_snapshot
 from llamarl_hpc.controller.state import RunState
 from llamarl_hpc.controller.supervisor import Supervisor
+from llamarl_hpc.controller.tally import Tally
 from llamarl_hpc.controller.weights import WeightFlow
 from llamarl_hpc.errors import (
     ChannelError,
@@ -129,6 +130,7 @@ class Controller:
         self.fleet.on_lost = self._on_lost
         heldout = [parts.heldout[k] for k in range(len(parts.heldout))]
         self.heldout = HeldOut(config, heldout, replicas)
+        self.tally = Tally(parts.writer.append)
         self.flow = RolloutFlow(
             config,
             fleet=self.fleet,
@@ -136,11 +138,12 @@ class Controller:
             schedule=self.schedule,
             heldout=self.heldout,
             prompt_of=parts.cursor.prompt_at,
-            store=parts.writer.append,
+            store=self.tally.store,
             references=parts.references,
             attempt=attempt,
         )
-        self.books = Books(config, attempt, store=parts.writer.append, metrics=parts.metrics)
+        self.flow.on_issued = self.tally.issue
+        self.books = Books(config, attempt, store=self.tally.store, metrics=parts.metrics)
         self.weights = WeightFlow(config, self.fleet, self.bell, replicas)
         self.weights.is_held = lambda: self.heldout.holds_back(self.state.policy_version)
         self.saving = Saving(
@@ -492,12 +495,14 @@ class Controller:
         is_last = step == trainer.max_steps
         if self.parts.references.is_due(step):
             await self._renew_reference()
-        is_due = trainer.save_steps and step % trainer.save_steps == 0 and not is_last
+        is_measured = bool(trainer.eval_steps) and step % trainer.eval_steps == 0
+        is_due = bool(trainer.save_steps) and step % trainer.save_steps == 0
+        is_due = (is_due or (is_measured and trainer.save_best)) and not is_last
         if is_due and not self.alarms.is_suspicious:  # it would not be of a good state
             await self._checkpoint()
         else:
             self.parts.writer.flush(wait=False)  # durable while the next step runs
-        if trainer.eval_steps and step % trainer.eval_steps == 0 and not is_last:
+        if is_measured and not is_last:
             await self._evaluate_beside()
 
     async def _checkpoint(self) -> None:
@@ -506,6 +511,7 @@ class Controller:
         assert self._tasks is not None
         step = self.state.step
         self.phase = "checkpoint"
+        self.tally.check(self.flow.in_flight())
         folder = await self.saving.begin(step)
         with self.parts.tracer.span("checkpoint", step=step):
             try:
@@ -548,6 +554,8 @@ class Controller:
         """Of the weights that go out next (or are out already)."""
         next_id = self.heldout.begin(self.state.policy_version, self.state.next_eval_id)
         self.state = self.state.after_evaluation(next_id)
+        if self.config.trainer.save_best:
+            self.saving.best.measuring = self.state.policy_version
 
     async def _evaluate_beside(self) -> None:
         """Begin one; training goes on as soon as the weights to be measured are on their way."""
@@ -561,6 +569,8 @@ class Controller:
             return
         version, metrics = settled
         self.parts.metrics.event("eval", policy_version=version, metrics=metrics)
+        if self.config.trainer.save_best:
+            self.saving.best.on_accuracy(version, self.heldout.results[-1][1])
         self.parts.progress.note(
             f"held-out accuracy of version {version}: {self.heldout.results[-1][1]:.3f} "
             f"({metrics['eval/heldout/num_prompts']:.0f} questions)"

@@ -102,6 +102,7 @@ class RolloutFlow:
         self._scoring: dict[Key, _Issued] = {}
         self._taken: list[ScoredGroup] = []  # at the trainer
         self._num_complaints = 0  # groups whose scoring went wrong
+        self.on_issued: Callable[[int, int], None] = lambda ticket, issue: None
         self._issues: dict[int, int] = {}  # ticket -> times issued, for tickets under way
 
     # ------------------------------------------------------------------ issuing
@@ -126,6 +127,7 @@ class RolloutFlow:
 
     def _issue_ticket(self, ticket: int, replica: str) -> _Issued:
         self._issues[ticket] = self._issues.get(ticket, 0) + 1
+        self.on_issued(ticket, self._issues[ticket])
         rollout = self.config.rollout
         sampling = SamplingParams(
             temperature=rollout.temperature,
@@ -304,6 +306,16 @@ class RolloutFlow:
         if items:
             self.busy.begin("reward", len(items))
             await self.fleet.send("reward", Score(items=items))
+
+    def in_flight(self) -> list[int]:
+        """Tickets of the training groups that are on their way."""
+        keys = [*self._generating, *self._scoring]
+        return [
+            *(number for purpose, number in keys if purpose is Purpose.TRAIN),
+            *self.reference.tickets(),
+            *self.buffer.tickets(),
+            *(group.ticket for group in self._taken),
+        ]
 
     def abandon_all(self, reason: str) -> int:
         """The run ends here: whatever is on its way gets its status. Returns how many groups."""

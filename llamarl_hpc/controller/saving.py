@@ -26,6 +26,33 @@ log = logging.getLogger(__name__)
 _FLUSH_TIMEOUT_S = 120.0  # for rollouts to get to the disk
 
 
+class Best:
+    """Keeps the checkpoint with the highest held-out accuracy, which is known only later."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+        self._accuracies: dict[int, float] = {}  # by policy version, no checkpoint yet
+        self._steps: dict[int, int] = {}  # by policy version, of complete checkpoints
+        self.measuring = -1  # version of the evaluation under way
+
+    def on_complete(self, step: int, version: int) -> None:
+        """A checkpoint is on disk."""
+        self._steps[version] = step
+        self._choose()
+
+    def on_accuracy(self, version: int, accuracy: float) -> None:
+        """Of an evaluation that is over."""
+        self._accuracies[version], self.measuring = accuracy, -1
+        self._choose()
+
+    def _choose(self) -> None:
+        for version in sorted(self._accuracies.keys() & self._steps.keys()):
+            accuracy, best = self._accuracies.pop(version), self._store.best()
+            if best is None or accuracy > best["accuracy"]:
+                self._store.mark_best(self._steps[version], version, accuracy)
+        self._store.waits_for_accuracy = self._steps.get(self.measuring)
+
+
 class Saving:
     """The checkpoint that is being made, if any. Its steps are in the order of the file's head."""
 
@@ -42,6 +69,7 @@ class Saving:
         """`timeout_s`: for the trainer to have written its part."""
         self._store, self._writer, self._metrics = store, writer, metrics
         self._bell, self._fleet, self._timeout_s = bell, fleet, timeout_s
+        self.best = Best(store)
         self._task: asyncio.Task[None] | None = None
         self._step = -1
         self._started = 0.0
@@ -103,6 +131,7 @@ class Saving:
             raise
         await asyncio.to_thread(self._store.commit, step, state)
         self.is_busy = False
+        self.best.on_complete(step, policy_version)
         self.last_seconds = time.monotonic() - self._started
         figures = {
             "time/checkpoint": self.last_seconds,

@@ -69,6 +69,7 @@ CHANGEABLE_KEYS = (
     "trainer.dtype",
     "trainer.gradient_checkpointing",
     "trainer.save_in_background",
+    "trainer.save_best",
     "algorithm.max_staleness",
     "algorithm.in_flight_weight_updates",
     "generator.",

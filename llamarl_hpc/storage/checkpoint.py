@@ -56,6 +56,8 @@ class CheckpointStore:
             )
         self._folder, self._pointer = run.checkpoints, run.path / "latest.json"
         self._keep = keep
+        self._best = run.path / "best.json"
+        self.waits_for_accuracy: int | None = None  # step that may yet be the best; it is kept
 
     # ------------------------------------------------------------ writing
 
@@ -103,6 +105,33 @@ class CheckpointStore:
         self._rotate(step)
         return final
 
+    def mark_best(self, step: int, policy_version: int, accuracy: float) -> None:
+        """The checkpoint of `step` survives rotation until another is marked. Nothing happens
+        when it is not there any more."""
+        path = self._final(step)
+        if path.is_dir():
+            found = {
+                "step": step,
+                "policy_version": policy_version,
+                "accuracy": accuracy,
+                "path": f"{self._folder.name}/{path.name}",
+            }
+            atomic.write_json(self._best, found)
+
+    def best(self) -> dict[str, Any] | None:
+        """What `mark_best` was told last, if that checkpoint is still there."""
+        try:
+            found = _read_json(self._best)
+        except (OSError, ValueError):
+            return None
+        return found if self._final(found["step"]).is_dir() else None
+
+    def forget_best_after(self, step: int) -> None:
+        """The run goes on from `step`: what was best after it belongs to an abandoned branch."""
+        found = self.best()
+        if found is not None and found["step"] > step:
+            self._best.unlink(missing_ok=True)
+
     def abort(self, step: int) -> None:
         """Remove what was begun."""
         shutil.rmtree(self._temporary(step), ignore_errors=True)
@@ -120,10 +149,15 @@ class CheckpointStore:
     def _rotate(self, newest: int) -> None:
         """Keep `newest` and the valid ones before it. Later numbers are of an abandoned branch:
         we went on from an earlier step than theirs."""
-        kept = 0
+        kept, best = 0, self.best()
+        others = {self.waits_for_accuracy, None if best is None else best["step"]}
         for step, path in self._candidates():
-            if step <= newest and kept < self._keep and not _flaw(path, hashes=False):
+            if step > newest or _flaw(path, hashes=False):
+                shutil.rmtree(path, ignore_errors=True)
+            elif kept < self._keep:
                 kept += 1
+            elif step in others:
+                continue
             else:
                 shutil.rmtree(path, ignore_errors=True)
 

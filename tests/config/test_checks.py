@@ -73,6 +73,14 @@ def test_the_defaults_with_data_are_consistent() -> None:
             {"trainer": {"offload_parameters": True, "zero_stage": 2}},
             "trainer.offload_parameters is true but trainer.zero_stage is 2",
         ),
+        (
+            {"trainer": {"save_best": True}, "evaluation": {"num_prompts": 0}},
+            "trainer.save_best is true but evaluation.num_prompts is 0",
+        ),
+        (
+            {"model": {"lora": {"target_modules": ["lm_head"]}}},
+            "model.lora.target_modules names lm_head",
+        ),
         ({"model": {"max_context": 383}}, "is 384 tokens but model.max_context is 383"),
         ({"algorithm": {"overlong_buffer": 129}}, "algorithm.overlong_buffer is 129"),
         ({"algorithm": {"rho": 0.5}}, "algorithm.rho is 0.5"),

@@ -108,6 +108,32 @@ def test_rotation_goes_by_number_and_keeps_what_was_asked_for(tmp_path: Path) ->
     assert names(tmp_path) == ["step_1000000", "step_1000001"]
 
 
+def test_the_best_survives_rotation_until_there_is_a_better_one(tmp_path: Path) -> None:
+    store = new_store(tmp_path, keep=1)
+    assert store.best() is None
+    save(store, 1)
+    store.mark_best(1, 1, 0.5)
+    save(store, 2)
+    save(store, 3)
+    assert names(tmp_path) == ["step_000001", "step_000003"]
+    found = new_store(tmp_path).best()
+    assert found == {
+        "step": 1, "policy_version": 1, "accuracy": 0.5, "path": "checkpoints/step_000001"
+    }  # fmt: skip
+    store.mark_best(3, 3, 0.75)
+    store.waits_for_accuracy = 4
+    for step in (4, 5, 6):
+        save(store, step)
+    assert names(tmp_path) == ["step_000003", "step_000004", "step_000006"]
+    store.mark_best(2, 2, 0.9)  # gone
+    assert store.best() == {**found, "step": 3, "policy_version": 3, "accuracy": 0.75,
+                            "path": "checkpoints/step_000003"}  # fmt: skip
+    store.forget_best_after(3)
+    assert store.best() is not None
+    store.forget_best_after(2)
+    assert store.best() is None
+
+
 def test_keeping_none_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="save_total_limit is 0"):
         new_store(tmp_path, keep=0)

@@ -68,6 +68,11 @@ class TrainerConfig(Block):
         "trained parameter, over all ranks); false: until it is on disk.",
     )
     save_total_limit: PositiveInt = Field(2, description="Complete checkpoints that are kept.")
+    save_best: bool = Field(
+        False,
+        description="Also keep the checkpoint with the highest held-out accuracy; one is made at "
+        "every evaluation.",
+    )
     eval_steps: NonNegativeInt = Field(
         0, description="Evaluate every so many steps; 0: only at start and end."
     )
