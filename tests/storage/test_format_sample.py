@@ -7,6 +7,7 @@ breaks one of these tests needs a new format number and a reader for both.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -69,6 +70,21 @@ def test_plain_h5py_and_pandas_open_the_sample_by_the_documented_recipe() -> Non
     assert text == raw[at : at + n].decode()
     assert frame["reward"].tolist() == EXPECTED["rollouts/reward"]
     assert frame["status"].tolist() == EXPECTED["rollouts/status"]
+
+
+def test_the_recipes_of_the_document_run_on_the_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rollouts").mkdir()
+    shutil.copy(SAMPLE, tmp_path / "rollouts" / "segment_000000.h5")
+    monkeypatch.chdir(tmp_path)
+    document = Path(__file__).parents[2] / "docs" / "rollout-format.md"
+    recipes = re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+    plain = [recipe for recipe in recipes if "analysis" not in recipe]
+    assert len(plain) == 2
+    for recipe in plain:
+        exec(compile(recipe, str(document), "exec"), {})
+    assert "Name: reward, dtype: float64" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(shutil.which("h5dump") is None, reason="no h5dump (Debian: hdf5-tools)")

@@ -1,0 +1,46 @@
+"""Reading a run file by file takes the memory of one file, however long the run."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+
+from llamarl_hpc.cli.bench_rollouts import make_group
+from llamarl_hpc.storage.rollout_store import RolloutReader, build
+from llamarl_hpc.storage.rollout_store.encode import encode
+from llamarl_hpc.storage.rollout_store.file import segment_path
+
+
+def write_segments(folder: Path, number: int) -> None:
+    """Segments of 64 rollouts with 600 tokens each."""
+    groups = [make_group(np.random.default_rng(g), g, 600) for g in range(8)]
+    block = build.from_records(groups, reward_names=["exact"], first_rollout_id=0)
+    image = b"".join(encode(block, {"first_rollout_id": 0}, compression="gzip"))
+    for index in range(number):
+        segment_path(folder, index).write_bytes(image)
+
+
+def peak_of_a_scan(folder: Path) -> tuple[int, int]:
+    """(bytes allocated at most, bytes of the token columns of all files)."""
+    reader, total = RolloutReader(folder), 0
+    tracemalloc.start()
+    for _, file in reader.scan():
+        for name in ("id", "logprob_behaviour", "logprob_trainer", "loss_mask"):
+            total += file.read(f"tokens/{name}").nbytes
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    reader.close()
+    return peak, total
+
+
+def test_a_scan_of_many_files_takes_the_memory_of_one(tmp_path: Path) -> None:
+    few, many = tmp_path / "few", tmp_path / "many"
+    for folder, number in ((few, 2), (many, 12)):
+        folder.mkdir()
+        write_segments(folder, number)
+    (peak_few, total_few), (peak_many, total_many) = peak_of_a_scan(few), peak_of_a_scan(many)
+    assert total_many == 6 * total_few
+    assert peak_many < 1.5 * peak_few
+    assert peak_many < total_many / 4
