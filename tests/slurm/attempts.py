@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 from tiny_run import attempts_of, cli, lines_of
 
 _DEADLINE_S = 600.0  # for a hang, not for a slow machine
@@ -89,16 +88,3 @@ class JobRun:
         table = slurm("squeue", "-h", "-o%A", f"-j{self.job_id}")
         for component in table.split():
             slurm("scontrol", "update", f"jobid={component}", "starttime=now")
-
-
-def rank_of(executor: str, folder: Path, *, srun: bool = False) -> psutil.Process:
-    """The process of an executor's rank, or of the srun that the controller started for it."""
-    wanted = {f"--run-dir={folder}", f"--executor={executor}"}
-    found = [
-        process
-        for process in psutil.process_iter(["cmdline", "name"])
-        if wanted <= set(process.info["cmdline"] or []) and (process.info["name"] == "srun") == srun
-    ]
-    pids = {process.pid for process in found}
-    (first,) = (process for process in found if process.ppid() not in pids)  # srun has a helper
-    return first

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from attempts import JobRun, rank_of, slurm
+from attempts import JobRun, slurm
 from cluster import Cluster
 from tiny_run import cli, losses_of, write_run_files
 
@@ -24,7 +24,7 @@ from llamarl_hpc.run_dir import RunDir
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1800)]  # for a hang
 
 PARTITIONS: dict[str, Any] = {
-    "trainer": {"partition": "trainer", "mem": "700M", "time": "5"},
+    "trainer": {"partition": "trainer", "mem": "700M", "time": "60"},
     "generator": {"partition": "generator", "mem": "600M"},
     "reward": {"partition": "reward", "mem": "600M"},
 }
@@ -49,22 +49,14 @@ def books_are_exact(folder: Path, num_trained: int) -> None:
     assert cli("rollouts", "verify", folder).code == 0
 
 
-def test_a_run_goes_on_over_time_limit_requeue_and_preemption_and_changes_no_loss(
+def test_a_run_goes_on_over_a_time_limit_and_a_requeue_and_changes_no_loss(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     config = write_files(tmp_path, trainer={"max_steps": 24, "save_steps": 0})
     run = JobRun.submit(config, tmp_path / "run")
 
-    run.wait_for_step(attempt=1)
-    rank, srun = rank_of("generator.0", run.folder), rank_of("generator.0", run.folder, srun=True)
-    srun.kill()
-    log = run.folder / "attempts" / "1" / "controller.0.log"
-    run.wait("loss of the generator", lambda: "generator.0 lost" in log.read_text())
-    steps = len(losses_of(run.folder))
-    run.wait("steps with a new one", lambda: len(losses_of(run.folder)) > steps)
-    assert not rank.is_running()
-    # an operator cuts the time limit
-    slurm("scontrol", "update", f"jobid={run.job_id}", "endtime=now+20")
+    run.wait_for_step(attempt=1)  # an operator cuts the time limit
+    slurm("scontrol", "update", f"jobid={run.job_id}", "endtime=now+25")
     first = run.wait_for_end(attempt=1)
     assert (first["outcome"], first["exit_code"]) == ("stopped", 4), run.said()
     assert first["reason"].startswith("stopped by the time limit after step"), run.said()
@@ -75,21 +67,14 @@ def test_a_run_goes_on_over_time_limit_requeue_and_preemption_and_changes_no_los
     slurm("scontrol", "requeue", run.job_id)
     second = run.wait_for_end(attempt=2)
     assert second["reason"].startswith("stopped by requeue after step"), run.said()
-    run.start_again()
-
-    run.wait_for_step(attempt=3)  # preemption: the steps are told, and not the script
-    urgent = slurm("sbatch", "--parsable", "-purgent", "-wnode3", "--exclusive", "--wrap=true")
-    third = run.wait_for_end(attempt=3)
-    assert third["reason"].startswith("stopped by preemption after step"), run.said()
-    assert third["reason"].endswith("with a checkpoint")
-    slurm("scancel", urgent.strip(), check=False)
+    assert second["reason"].endswith("with a checkpoint")  # its ranks were signalled, and went on
     (tmp_path / "slow").unlink()
     run.start_again()
 
-    last = run.wait_for_end(attempt=4)
+    last = run.wait_for_end(attempt=3)
     assert last["outcome"] == "done", run.said()
-    assert [a["continued_by"] for a in run.attempts] == ["requeue"] * 3 + [""]
-    assert [a["started_by"] for a in run.attempts] == ["", *["requeue"] * 3]
+    assert [a["continued_by"] for a in run.attempts] == ["requeue", "requeue", ""]
+    assert [a["started_by"] for a in run.attempts] == ["", "requeue", "requeue"]
     assert {a["job_id"] for a in run.attempts} == {run.job_id}
     books_are_exact(run.folder, num_trained=24 * 4)
 
