@@ -30,7 +30,7 @@ import msgspec
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch.steps import MpiExec
 from llamarl_hpc.placement import MARKER
-from llamarl_hpc.types import ParameterSpec
+from llamarl_hpc.weight_sync.bench_task import Answer, Task, model_specs
 
 WAYS = [
     "copy",
@@ -44,65 +44,6 @@ WAYS = [
 ]
 _COPIES = 11  # of the model that all processes together hold
 _ITEM_BYTES = {"fp32": 4, "bf16": 2}
-
-
-class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks are told."""
-
-    folder: str
-    size: str
-    parameters: int  # millions, of size "custom"
-    dtype: str
-    trainers: int
-    generators: int
-    zero_stage: int
-    rounds: int
-
-
-class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks found: seconds by way."""
-
-    seconds: dict[str, float]
-    stall: dict[str, float]  # for which the slowest trainer rank was kept
-    pause: dict[str, float]  # to copy the version into an engine, slowest replica
-    by_replicas: dict[str, float]  # shared_memory, with so many replicas
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    num_bytes: int
-    rounds: list[Round]
-    trainer_memory: int  # bytes that the collective transport takes on a trainer rank
-    generator_memory: int
-    shared_bytes: int  # of one transport's file in /dev/shm
-
-
-def model_specs(size: str, dtype: str, parameters: int) -> list[ParameterSpec]:
-    """The tensors of a Llama-like model: SmolLM2-135M, Llama-3.2-1B, or so many millions."""
-    vocab, width, inner, kv, layers = {
-        "135m": (49_152, 576, 1536, 192, 30),
-        "1b": (128_256, 2048, 8192, 512, 16),
-        "custom": (4096, 512, 1408, 128, 0),
-    }[size]
-    block = {
-        "self_attn.q_proj": (width, width),
-        "self_attn.k_proj": (kv, width),
-        "self_attn.v_proj": (kv, width),
-        "self_attn.o_proj": (width, width),
-        "mlp.gate_proj": (inner, width),
-        "mlp.up_proj": (inner, width),
-        "mlp.down_proj": (width, inner),
-        "input_layernorm": (width,),
-        "post_attention_layernorm": (width,),
-    }
-    if size == "custom":
-        numel = sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in block.values())
-        layers = max((parameters * 1_000_000 - vocab * width) // numel, 1)
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, width)}
-    for layer in range(layers):
-        shapes |= {f"model.layers.{layer}.{name}.weight": s for name, s in block.items()}
-    shapes["model.norm.weight"] = (width,)
-    name = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
-    return [ParameterSpec(name=n, shape=shape, dtype=name) for n, shape in shapes.items()]
 
 
 def measure(task: Task) -> dict[str, Any]:
@@ -176,7 +117,7 @@ def _run(task: Task) -> Answer:
     """Start the ranks and wait for what their first one writes."""
     as_root = os.geteuid() == 0
     mpiexec = MpiExec.find().argv(task.trainers + task.generators, as_root=as_root)
-    program = [sys.executable, "-m", "llamarl_hpc.cli.bench_weight_sync_rank"]
+    program = [sys.executable, "-m", "llamarl_hpc.weight_sync.bench_rank"]
     environment = os.environ | {
         MARKER: "bench",
         "OMP_NUM_THREADS": "1",

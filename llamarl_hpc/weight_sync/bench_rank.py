@@ -13,13 +13,13 @@ import torch
 from torch._C._distributed_c10d import Backend
 
 from llamarl_hpc.channels.messages import SyncMember
-from llamarl_hpc.cli.bench_weight_sync import Answer, Round, Task, model_specs
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.placement import World, detect
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.types import ParameterSpec
 from llamarl_hpc.weight_sync.arena import torch_dtype
 from llamarl_hpc.weight_sync.base import StagedWeights, WeightPublisher, WeightReceiver
+from llamarl_hpc.weight_sync.bench_task import Answer, Round, Task, model_specs
 from llamarl_hpc.weight_sync.collective import CollectivePublisher
 from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
 from llamarl_hpc.weight_sync.group import broadcast, make_group
