@@ -14,17 +14,17 @@ import pytest
 from cluster import Cluster
 from tiny_run import attempts_of, cli, write_run_files
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(450)]
 
 PARTITIONS: dict[str, Any] = {
-    "trainer": {"partition": "trainer", "nodes": 2, "mem": "500M", "time": "5"},
+    "trainer": {"partition": "trainer", "nodes": 2, "mem": "500M", "time": "10"},
     "generator": {"partition": "generator", "mem": "400M"},
     "reward": {"partition": "reward", "mem": "400M"},
 }
 PATIENT = {"preflight_timeout_s": 120.0}  # the machine may be busy with other tests
 _JOB = """#!/bin/bash
 #SBATCH --output={folder}/job.log
-#SBATCH --time=3
+#SBATCH --time=10
 #SBATCH --partition=trainer --nodes=2 --ntasks-per-node=1 --mem=500M
 #SBATCH hetjob
 #SBATCH --partition=generator --ntasks=1 --mem=400M
@@ -45,7 +45,7 @@ def test_the_nodes_of_a_job_in_order_pass(cluster: Cluster, tmp_path: Path) -> N
         timeout=30.0,
         check=True,
     )
-    deadline = time.monotonic() + 200.0  # sbatch --wait looks too seldom
+    deadline = time.monotonic() + 300.0  # sbatch --wait looks too seldom
     while not (tmp_path / "doctor.json").exists():
         assert time.monotonic() < deadline, (tmp_path / "job.log").read_text()
         time.sleep(0.2)
@@ -65,7 +65,7 @@ def test_a_wrong_mpi_flag_stops_a_run_before_its_executors_start(
     file = write_run_files(tmp_path, resources=PARTITIONS, launch=PATIENT)
     run, start = tmp_path / "run", time.time()
     more = ["--run-dir", run, "--preflight", "--wait", "--set", "launch.mpi=none"]
-    answer = cli("submit", file, *more, timeout_s=240.0)
+    answer = cli("submit", file, *more, timeout_s=300.0)
     (attempt,) = attempts_of(run)
     assert (answer.code, attempt["outcome"], attempt["exit_code"]) == (2, "failed", 2), answer
     assert "the preflight found what would break the run" in attempt["reason"]
