@@ -1,0 +1,107 @@
+"""The rollout writer's manners: full disks, slow disks, closing."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from make_records import make_record
+from store_checks import check_equal, open_writer, write
+
+from llamarl_hpc.errors import StoreError
+from llamarl_hpc.storage import atomic
+from llamarl_hpc.storage.rollout_store import writer as writing
+from llamarl_hpc.storage.rollout_store.reader import RolloutReader
+from llamarl_hpc.storage.rollout_store.writer import RolloutWriter
+
+
+def test_close_twice_is_fine_and_appending_after_it_is_not(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path)
+    writer.append(make_record(0))
+    writer.close()
+    writer.close()
+    with pytest.raises(StoreError, match="the rollout writer is closed"):
+        writer.append(make_record(1))
+    assert RolloutReader(tmp_path).num_rows("groups") == 1
+
+
+def test_a_full_disk_is_waited_out_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_bytes, failures = atomic.write_bytes, [errno.ENOSPC, errno.EDQUOT, errno.ESTALE]
+
+    def sometimes_full(path: Path, data: Any, **options: Any) -> None:
+        if failures:
+            code = failures.pop()
+            raise OSError(code, os.strerror(code))
+        write_bytes(path, data, **options)
+
+    monkeypatch.setattr(atomic, "write_bytes", sometimes_full)
+    records = [make_record(i) for i in range(3)]
+    with caplog.at_level(logging.WARNING):
+        write(tmp_path, records, flush_every=1)
+    check_equal(RolloutReader(tmp_path), records)
+    assert sum("nothing is lost" in message for message in caplog.messages) == 3
+
+
+def test_an_error_that_stays_is_raised_to_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, data: Any, **options: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(atomic, "write_bytes", refused)
+    writer = open_writer(tmp_path)
+    writer.append(make_record(0))
+    with pytest.raises(StoreError, match=r"cannot be written to .*: .*Permission denied"):
+        writer.flush(30)
+    with pytest.raises(StoreError, match="Permission denied"):
+        writer.append(make_record(1))
+    with pytest.raises(StoreError, match="Permission denied"):
+        writer.close()
+
+
+def test_a_slow_disk_pushes_back_and_the_deadline_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(writing, "QUEUE_RECORDS", 2)
+    monkeypatch.setattr(RolloutWriter, "_close_leftovers", lambda self: gate.wait(20))
+    writer = open_writer(tmp_path)
+    writer.append(make_record(0))
+    writer.append(make_record(1))
+    with pytest.raises(StoreError, match=f"has taken nothing for 0 s .*{tmp_path.name}"):
+        writer.append(make_record(2), timeout_s=0.3)
+    gate.set()
+    writer.close()
+    assert RolloutReader(tmp_path).num_rows("groups") == 2
+
+
+def test_groups_reach_the_disk_in_time_even_if_nobody_flushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "MAX_PENDING_S", 0.2)
+    writer = open_writer(tmp_path)
+    writer.append(make_record(0))
+    deadline = time.monotonic() + 20
+    while RolloutReader(tmp_path).num_rows("groups") == 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert RolloutReader(tmp_path).num_rows("groups") == 1
+    writer.close()
+
+
+def test_importing_the_reader_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, llamarl_hpc.storage.rollout_store.reader;"
+        "print({'h5py', 'torch', 'pandas', 'pydantic'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
