@@ -55,7 +55,7 @@ def test_a_job_without_an_end_has_none(text: str) -> None:
 
 
 def test_a_preempted_job_runs_for_as_long_as_its_end_says() -> None:
-    seen = now(table(RUNNING, PreemptTime={k: "2026-12-01T03:38:38" for k in RUNNING}))
+    seen = now(table(RUNNING, PreemptTime=dict.fromkeys(RUNNING, "2026-12-01T03:38:38")))
     assert seen.preempted and not seen.ending
 
 
