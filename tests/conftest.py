@@ -5,6 +5,7 @@ Being here also puts this folder on sys.path, so that tests of all parts can use
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from functools import cache
@@ -20,6 +21,8 @@ def _cannot_serve(mark: str) -> str:
         return "no mpiexec on PATH or beside python; 'make setup' installs one"
     if mark == "slurm" and not (shutil.which("sbatch") and shutil.which("slurmctld")):
         return "no Slurm (sbatch, slurmctld) on PATH"
+    if mark == "long" and "LLAMARL_LONG_TESTS" not in os.environ:
+        return "takes minutes; LLAMARL_LONG_TESTS=1 runs it"
     if mark == "gpu":
         import torch
 
@@ -33,6 +36,6 @@ def _beside_python(program: str) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        for mark in ("mpi", "slurm", "gpu"):
+        for mark in ("mpi", "slurm", "gpu", "long"):
             if item.get_closest_marker(mark) and (reason := _cannot_serve(mark)):
                 item.add_marker(pytest.mark.skip(reason=reason))

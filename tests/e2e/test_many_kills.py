@@ -7,7 +7,6 @@ LLAMARL_LONG_TESTS=1 python -m pytest tests/e2e/test_many_kills.py
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from pathlib import Path
@@ -22,7 +21,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.mpi,
     pytest.mark.timeout(7200),
-    pytest.mark.skipif("LLAMARL_LONG_TESTS" not in os.environ, reason="only when asked"),
+    pytest.mark.long,
 ]
 
 NUM_STEPS, NUM_KILLS, SEED = 60, 20, 11

@@ -111,9 +111,7 @@ def test_four_ranks_train_like_one(one_rank: list[Any], four_ranks: Path, stage:
     assert report["resumed_loss"] == report["steps"][2]["loss"]
 
 
-@pytest.mark.skipif(
-    "LLAMARL_LONG_TESTS" not in os.environ, reason="only when asked: LLAMARL_LONG_TESTS=1"
-)
+@pytest.mark.long
 def test_four_ranks_train_like_one_at_every_stage(
     one_rank: list[Any], model_folder: Path, tmp_path: Path
 ) -> None:

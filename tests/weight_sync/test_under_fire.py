@@ -16,8 +16,8 @@ SCRIPT = Path(__file__).parents[2] / "experiments/benchmarks/weight_sync_under_f
     ("transport", "kills"),
     [
         ("collective", 3),
-        pytest.param("collective", 50, marks=pytest.mark.slow),
-        pytest.param("shared_memory", 50, marks=pytest.mark.slow),
+        pytest.param("collective", 50, marks=pytest.mark.long),
+        pytest.param("shared_memory", 50, marks=pytest.mark.long),
     ],
 )
 def test_a_replica_killed_amid_a_transfer_hangs_nobody_and_mixes_nothing(
