@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,7 @@ def run(
     requeue: Requeue = False,
 ) -> None:
     """Start a run here. Ctrl-C stops cleanly and says how to go on."""
+    _outlive_early_signals(requeue)
     from llamarl_hpc.config.load import load_config
     from llamarl_hpc.launch.local import create_run, prepare
     from llamarl_hpc.observability.progress import show_if_possible
@@ -67,6 +69,7 @@ def resume(
 ) -> None:
     """Continue a run from its newest valid checkpoint, as the next attempt in the same folder: as a
     Slurm job where it was one, else here."""
+    _outlive_early_signals(requeue)
     from llamarl_hpc.launch.local import changed_config, is_complete, prepare
     from llamarl_hpc.manage.find import find_run
     from llamarl_hpc.manage.resume import (
@@ -87,6 +90,13 @@ def resume(
     else:
         free_for_here(folder)
         _attempt(folder, prepare(config), plain, requeue)
+
+
+def _outlive_early_signals(requeue: bool) -> None:
+    """A batch script that starts must not die of a signal: the run looks at its job's end itself,
+    as soon as it can be continued."""
+    for number in (signal.SIGTERM, signal.SIGUSR2) if requeue else ():
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _attempt(folder: RunDir, prepared: Prepared, plain: bool, requeue: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,7 +49,7 @@ async def why_it_ends(run: RunDir, job: OwnJob) -> str:
         is_waiting=lambda: True,
     )
     loop = asyncio.get_running_loop()
-    for number in (15, 12):
+    for number in (signal.SIGTERM, signal.SIGUSR2):
         loop.add_signal_handler(number, ending.look_soon)
     watch = asyncio.create_task(ending.watch())
     try:
@@ -58,6 +59,8 @@ async def why_it_ends(run: RunDir, job: OwnJob) -> str:
 
 
 def main(run: RunDir) -> None:
+    for number in (signal.SIGTERM, signal.SIGUSR2):  # until they are listened to
+        signal.signal(number, signal.SIG_IGN)
     job = OwnJob.find(os.environ)
     assert job is not None
     config, by = Config(), started_by(run, job)
