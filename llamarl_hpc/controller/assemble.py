@@ -7,7 +7,8 @@ import logging
 from llamarl_hpc.channels.zmq import ControllerChannel
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.ending import JobAround
-from llamarl_hpc.controller.loop import Controller, Parts
+from llamarl_hpc.controller.loop import Controller
+from llamarl_hpc.controller.parts import Parts
 from llamarl_hpc.controller.reference import ReferenceModels
 from llamarl_hpc.controller.state import RunState
 from llamarl_hpc.controller.supervisor import Launcher, Supervisor

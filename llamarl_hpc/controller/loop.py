@@ -22,54 +22,38 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
 
 from llamarl_hpc.batching.buffer import (
     ScoredGroup,
     make_train_batch,
 )
 from llamarl_hpc.batching.credit import CreditRules
-from llamarl_hpc.channels.base import ControllerEnd
 from llamarl_hpc.channels.messages import (
     CheckpointCopied,
-    CheckpointSaved,
-    Generated,
-    Hello,
-    ReferenceSaved,
-    Referred,
     SaveCheckpoint,
-    SaveReference,
-    Scored,
-    ToController,
-    ToExecutor,
     Train,
     Trained,
-    WeightsPublished,
-    WeightsReceived,
-    WeightsRefused,
-    WeightsSummed,
 )
 from llamarl_hpc.config.losses import LossSettings
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
 from llamarl_hpc.controller.books import Books
 from llamarl_hpc.controller.deadline import Deadline
-from llamarl_hpc.controller.ending import TIME_LIMIT, Ending, JobAround
+from llamarl_hpc.controller.ending import TIME_LIMIT, Ending
 from llamarl_hpc.controller.evaluation import HeldOut
-from llamarl_hpc.controller.fleet import Fleet, Member
-from llamarl_hpc.controller.reference import ReferenceModels, request, with_logprobs
+from llamarl_hpc.controller.fleet import Fleet
+from llamarl_hpc.controller.inbox import Inbox
+from llamarl_hpc.controller.parts import Parts
 from llamarl_hpc.controller.rollouts import RolloutFlow
 from llamarl_hpc.controller.saving import Saving
 from llamarl_hpc.controller.schedule import Replica, Schedule
 from llamarl_hpc.controller.snapshot import take_snapshot
 from llamarl_hpc.controller.state import RunState
-from llamarl_hpc.controller.supervisor import Supervisor
 from llamarl_hpc.controller.tally import Tally
+from llamarl_hpc.controller.timings import StepTimings
+from llamarl_hpc.controller.trainer_line import TrainerLine
 from llamarl_hpc.controller.weights import WeightFlow
 from llamarl_hpc.errors import (
-    ChannelError,
     ConfigError,
     ExecutorFailed,
     LlamarlError,
@@ -78,42 +62,17 @@ from llamarl_hpc.errors import (
     StoreError,
 )
 from llamarl_hpc.observability.alarms import Alarms
-from llamarl_hpc.observability.metrics_log import MetricsLog
-from llamarl_hpc.observability.progress import Progress, Snapshot
-from llamarl_hpc.observability.trace import Tracer
+from llamarl_hpc.observability.progress import Snapshot
 from llamarl_hpc.placement import executor_names, role_of
-from llamarl_hpc.prompts.cursor import PromptCursor
-from llamarl_hpc.prompts.dataset import PromptSet
-from llamarl_hpc.storage.checkpoint import CheckpointStore
-from llamarl_hpc.storage.rollout_store import RolloutWriter
 from llamarl_hpc.weight_sync.segment import remove_stale
 
 log = logging.getLogger(__name__)
-Answer = TypeVar("Answer", Trained, CheckpointCopied, Referred, ReferenceSaved)
 _CLOSE_TIMEOUT_S = 30.0  # for rollouts to get to the disk
 _GRACE_S, _GRACE_AT_ONCE_S = 10.0, 1.0  # for executors to leave by themselves
 _WAITING = "wait for a batch"  # phase
 _SLURMS = ("SIGTERM", "SIGUSR2")  # what Slurm sends, and may give the reason of
 _SIGNALS = (*_SLURMS, "SIGINT", "SIGHUP")
 _QUEUE_DEPTH = 2  # completions at a replica, as a multiple of what it decodes at a time
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What the controller works with; made by `controller/assemble.py`, replaced in tests."""
-
-    channel: ControllerEnd
-    supervisor: Supervisor
-    cursor: PromptCursor
-    heldout: PromptSet
-    writer: RolloutWriter
-    checkpoints: CheckpointStore
-    references: ReferenceModels
-    metrics: MetricsLog
-    progress: Progress
-    tracer: Tracer
-    job: JobAround | None
-    stop_file: Path
 
 
 class Controller:
@@ -127,7 +86,6 @@ class Controller:
         replicas = {n: Replica(n) for n in executor_names(config) if role_of(n) == "generator"}
         self.schedule = self._make_schedule(replicas)
         self.fleet = Fleet(config, parts.channel, parts.supervisor, self.bell)
-        self.fleet.on_lost = self._on_lost
         heldout = [parts.heldout[k] for k in range(len(parts.heldout))]
         self.heldout = HeldOut(config, heldout, replicas)
         self.tally = Tally(parts.writer.append)
@@ -154,6 +112,25 @@ class Controller:
             fleet=self.fleet,
             timeout_s=config.channels.reply_timeout_s,
         )
+        self.trainer = TrainerLine(
+            config,
+            self.fleet,
+            self.bell,
+            parts.references,
+            refers_here=config.algorithm.beta > 0.0 and not self.flow.reference.is_on,
+        )
+        self.inbox = Inbox(
+            parts.channel,
+            bell=self.bell,
+            fleet=self.fleet,
+            replicas=replicas,
+            flow=self.flow,
+            weights=self.weights,
+            trainer=self.trainer,
+            saving=self.saving,
+            progress=parts.progress,
+            reply_timeout_s=config.channels.reply_timeout_s,
+        )
         self.deadline = Deadline(config.launch.stop_margin_s)
         self.ending = Ending(
             self.deadline,
@@ -168,12 +145,18 @@ class Controller:
         self.fleet.on_signal = self.ending.on_executor_signal
         self.fleet.is_ending = self._is_ending
         self.alarms = Alarms(config.alarms)
-        self.started = time.monotonic()
+        self.timings = StepTimings(
+            flow=self.flow,
+            weights=self.weights,
+            saving=self.saving,
+            deadline=self.deadline,
+            executors=self.fleet.members,
+            replicas=replicas,
+            elapsed_before_s=state.elapsed_s,
+        )
         self.last_metrics: dict[str, float] = {}
         self.phase = "start executors"
-        self._answer: ToController | None = None  # the trainer's
         self._last_checkpoint = state.step if state.resumed else -1
-        self._step_end = time.monotonic()
         self._main: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -205,10 +188,10 @@ class Controller:
                 beside = [
                     tasks.create_task(task)
                     for task in (
-                        self._listen(),
+                        self.inbox.listen(),
                         self.fleet.watch_exits(),
                         self.fleet.watch_heartbeats(),
-                        self._watch_replies(),
+                        self.inbox.watch_replies(),
                         self._show(),
                         self.ending.watch(),
                     )
@@ -312,7 +295,7 @@ class Controller:
         if not self.state.resumed and wanted.at_start:
             self._begin_evaluation()
         await self._drive(self._have_first_weights)
-        self._step_end = time.monotonic()
+        self.timings.begin()
         while self.state.step < self.config.trainer.max_steps:
             self.phase = _WAITING
             if not self.deadline.fits_step(time.monotonic()):
@@ -386,8 +369,8 @@ class Controller:
     async def _step(self, groups: list[ScoredGroup]) -> None:
         """One optimizer step, its publication, and its row in every book."""
         step, trainer_version = self.state.step, self.state.policy_version
-        waited_s = time.monotonic() - self._step_end
-        groups = await self._refer(groups)
+        waited_s = self.timings.since_step_s
+        groups = await self.trainer.refer(groups)
         batch = make_train_batch(
             groups,
             step=step,
@@ -396,7 +379,7 @@ class Controller:
             trainer_version=trainer_version if self._is_decoupled else None,
         )
         self.phase, asked = "train", time.monotonic()
-        trained = await self._ask_trainer(Train(batch=batch), Trained)
+        trained = await self.trainer.ask(Train(batch=batch), Trained)
         self.deadline.pace.trainings.append(time.monotonic() - asked)
         used = groups[-1].ticket + 1
         dropped = used - (step + 1) * self.config.rollout.prompts_per_step
@@ -411,81 +394,20 @@ class Controller:
             groups,
             trained,
             trainer_version=trainer_version,
-            timings=self._timings(groups, waited_s) | self.flow.sampling_figures(step),
+            timings=self.timings.end_step(
+                waited_s=waited_s, tokens=sum(group.num_tokens for group in groups)
+            )
+            | self.flow.sampling_figures(step),
         )
         self.parts.progress.step(self._snapshot())
 
-    async def _refer(self, groups: list[ScoredGroup]) -> list[ScoredGroup]:
-        """With what the trainer's reference says of them, if it has one."""
-        if self.config.algorithm.beta == 0.0 or self.flow.reference.is_on:
-            return groups
-        message = request(
-            groups,
-            step=self.parts.references.step,
-            temperature=self.config.rollout.temperature,
-        )
-        answer = await self._ask_trainer(message, Referred)
-        return [with_logprobs(*pair) for pair in zip(groups, answer.groups, strict=True)]
-
     async def _renew_reference(self) -> None:
         """The policy as it is now becomes the reference; in a folder first, for a resume."""
-        references, step = self.parts.references, self.state.step
         self.phase = "renew the reference"
-        folder = references.path(step)
-        await self._ask_trainer(SaveReference(step=step, folder=str(folder)), ReferenceSaved)
-        references.step = step
-        await self._load_reference()
+        await self.trainer.save_reference(self.state.step)
+        await self.trainer.load_reference()
         await self.flow.reference.on_update()
-        references.prune(self.parts.checkpoints.steps())
-
-    async def _load_reference(self) -> None:
-        """Make the trainer's reference, if it has one, the one of this step."""
-        load = self.parts.references.load()
-        if load is not None and not self.flow.reference.is_on:
-            await self.fleet.send("trainer", load)
-
-    def _timings(self, groups: list[ScoredGroup], waited_s: float) -> dict[str, float]:
-        """Where the time since the last step went, per executor."""
-        now = time.monotonic()
-        step_s = now - self._step_end
-        self._step_end = now
-        self.deadline.pace.steps.append(step_s)
-        self.deadline.pace.checkpoint_s = self.saving.last_seconds
-        busy = {name: self.flow.busy.take(name) for name in self.fleet.members}
-        generators = [busy[name] for name in self.schedule.replicas]
-        tokens = sum(group.num_tokens for group in groups)
-        figures = {
-            "time/step": step_s,
-            "time/wait_for_batch": waited_s,
-            "time/weight_sync": self.weights.last_seconds,
-            "time/weight_sync_blocking": self.weights.last_blocking_seconds,
-            "time/checkpoint_blocking": self.saving.blocked_s(),
-            "time/elapsed": self.state.elapsed_s + now - self.started,
-            "perf/completion_tokens_per_second": tokens / step_s,
-            "idle_ratio/trainer": min(1.0, waited_s / step_s),
-            "idle_ratio/generator": max(0.0, 1.0 - sum(generators) / len(generators) / step_s),
-            "idle_ratio/reward": max(0.0, 1.0 - busy["reward"] / step_s),
-            "buffer/groups": float(len(self.flow.buffer)),
-        }
-        if "reference" in busy:
-            figures["idle_ratio/reference"] = max(0.0, 1.0 - busy["reference"] / step_s)
-        return figures
-
-    async def _ask_trainer(self, message: ToExecutor, kind: type[Answer]) -> Answer:
-        """Send a command and wait for its answer, with a deadline that names the trainer."""
-        self._answer = None
-        await self.fleet.send("trainer", message)
-        limit = self.config.channels.reply_timeout_s
-        await self.bell.until(lambda: isinstance(self._answer, kind), timeout_s=limit)
-        if not isinstance(self._answer, kind):
-            raise ExecutorFailed(
-                "trainer",
-                0,
-                self.fleet.members["trainer"].host,
-                f"did not answer {type(message).__name__} within {limit:.0f} s "
-                "(channels.reply_timeout_s)",
-            )
-        return self._answer
+        self.parts.references.prune(self.parts.checkpoints.steps())
 
     # ------------------------------------------------------------------ after a step
 
@@ -515,11 +437,11 @@ class Controller:
         folder = await self.saving.begin(step)
         with self.parts.tracer.span("checkpoint", step=step):
             try:
-                await self._ask_trainer(SaveCheckpoint(step=step, folder=folder), CheckpointCopied)
+                await self.trainer.ask(SaveCheckpoint(step=step, folder=folder), CheckpointCopied)
             except BaseException:
                 self.saving.abort()
                 raise
-        elapsed = self.state.elapsed_s + time.monotonic() - self.started
+        elapsed = self.timings.elapsed_s
         self.saving.complete_beside(
             self._tasks,
             self.state.to_checkpoint(self.parts.cursor.state(), elapsed),
@@ -576,66 +498,7 @@ class Controller:
             f"({metrics['eval/heldout/num_prompts']:.0f} questions)"
         )
 
-    # ------------------------------------------------------------------ messages and losses
-
-    async def _listen(self) -> None:
-        while True:
-            executor, message = await self.parts.channel.receive()
-            if not self.fleet.hear(executor, message):
-                assert not isinstance(message, ChannelError)
-                await self._on_message(executor, message)
-                await self.flow.pump()
-                self.bell.ring()
-
-    async def _on_message(self, executor: str, message: ToController) -> None:
-        if isinstance(message, Generated):
-            await self.flow.on_generated(executor, message.groups)
-        elif isinstance(message, Scored):
-            self.flow.on_scored(message.groups)
-        elif isinstance(message, Referred) and executor == "reference":
-            self.flow.reference.on_referred(message)
-        elif isinstance(message, WeightsReceived):
-            self.weights.on_received(executor, message)
-        elif isinstance(message, WeightsRefused):
-            self.weights.on_refused(executor, message)
-        elif isinstance(message, WeightsPublished):
-            self.weights.on_published(message)
-        elif isinstance(message, WeightsSummed):
-            self.weights.on_summed(message)
-        elif isinstance(message, Trained | CheckpointCopied | Referred | ReferenceSaved):
-            self._answer = message
-        elif isinstance(message, CheckpointSaved):
-            self.saving.on_saved(message)
-        elif isinstance(message, Hello):
-            await self._on_hello(executor)
-
-    async def _on_hello(self, executor: str) -> None:
-        self.parts.progress.note(f"{executor} is up on {self.fleet.members[executor].host}")
-        if replica := self.schedule.replicas.get(executor):
-            replica.ready, replica.version, replica.sequences = True, -1, 0
-        elif executor == "reward":
-            await self.flow.on_reward_ready()
-        elif executor == "reference":
-            await self.flow.reference.on_ready()
-        elif executor == "trainer":
-            await self._load_reference()
-
-    def _on_lost(self, member: Member, reason: str) -> None:
-        if replica := self.schedule.replicas.get(member.name):
-            replica.ready, replica.version = False, -1
-            self.flow.on_replica_lost(member.name, reason)
-            self.weights.on_lost(member.name)
-
-    async def _watch_replies(self) -> None:
-        limit = self.config.channels.reply_timeout_s
-        while True:
-            await asyncio.sleep(min(5.0, limit / 2))
-            for name in self.fleet.members:
-                waited = self.flow.oldest_request_s(name)
-                if waited > limit:
-                    self.fleet.fail(name, f"left a request unanswered for {waited:.0f} s")
-            for name in self.weights.late(limit):
-                self.fleet.fail(name, f"did not take new weights within {limit:.0f} s")
+    # ------------------------------------------------------------------ display
 
     def _snapshot(self) -> Snapshot:
         return take_snapshot(
@@ -644,7 +507,7 @@ class Controller:
             self.fleet,
             self.flow,
             phase=self.phase,
-            elapsed_s=self.state.elapsed_s + time.monotonic() - self.started,
+            elapsed_s=self.timings.elapsed_s,
             metrics=self.last_metrics,
         )
 
