@@ -7,6 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 PYTEST_ARGS ?=
+TEST_JOBS ?= 2
 RUN_ARGS ?=
 
 .PHONY: help setup model quickstart test lint docs clean
@@ -30,7 +31,7 @@ quickstart: $(STAMP) model
 	$(BIN)/llamarl-hpc run experiments/quickstart.yaml $(RUN_ARGS)
 
 test: lint model
-	$(BIN)/python -m pytest -rs $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -rs -n $(TEST_JOBS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

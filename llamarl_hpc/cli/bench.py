@@ -80,8 +80,9 @@ def weight_sync(
     """Weight sync: both transports against a memory copy, a bare broadcast, and what others do."""
     from rich.console import Console
 
-    from llamarl_hpc.cli.bench_weight_sync import Task, measure
+    from llamarl_hpc.cli.bench_weight_sync import measure
     from llamarl_hpc.cli.figures import write_figures
+    from llamarl_hpc.weight_sync.bench_task import Task
 
     _one_of("--size", size, ("135m", "1b", "custom"))
     _one_of("--dtype", dtype, ("fp32", "bf16"))

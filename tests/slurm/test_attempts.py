@@ -79,7 +79,9 @@ def test_a_run_goes_on_over_a_time_limit_and_a_requeue_and_changes_no_loss(
     books_are_exact(run.folder, num_trained=24 * 4)
 
     here = tmp_path / "here"
-    answer = cli("run", config, "--plain", "--run-dir", here, "--set", "resources={}")
+    answer = cli(
+        "run", config, "--plain", "--run-dir", here, "--set", "resources={}", timeout_s=600
+    )
     assert answer.code == 0, answer.err
     assert losses_of(run.folder) == losses_of(here)
 
