@@ -137,9 +137,10 @@ def test_a_run_of_another_host_is_not_taken_for_killed(make_run: MakeRun) -> Non
     ("pid", "started", "state"),
     [
         (os.getpid(), time.time(), "running"),
-        (4_000_000, time.time(), "killed"),  # nobody
-        (os.getpid(), psutil.Process().create_time() - 60.0, "killed"),  # a later process
+        (4_000_000, time.time(), "killed"),
+        (os.getpid(), psutil.Process().create_time() - 60.0, "killed"),
     ],
+    ids=["it lives", "nobody", "a later process"],
 )
 def test_a_process_of_this_host_is_looked_for(
     make_run: MakeRun, pid: int, started: float, state: str
