@@ -50,6 +50,7 @@ def accounting(run: Run) -> Accounting:
     if len(lost):
         violations.append(f"{_named(lost)} issued and never resolved, though the run has ended")
     violations += _trained_rows(run, rows)
+    violations += _unstored(run, rows)
     violations += _unexplained(run, rows)
     statuses = Counter(run.decoded("status", rows["status"]))
     return Accounting(
@@ -111,6 +112,17 @@ def _trained_rows(run: Run, rows: Block) -> list[str]:
     if wanted is not None and len(odd):
         found.append(f"{_named(odd)} trained with a number of completions other than {wanted}")
     return found + _late(run, rows, trained)
+
+
+def _unstored(run: Run, rows: Block) -> list[str]:
+    """Steps that the metrics know and the store does not, once an attempt has closed its books."""
+    if not run.attempts or run.attempts[-1].outcome not in ("done", "stopped", "failed"):
+        return []
+    made = {int(row["step"]) for row in run.metric_rows() if "step" in row}
+    lost = np.array(sorted(made - set(rows["step"].tolist())), dtype=np.int64)
+    if not len(lost):
+        return []
+    return [f"optimizer steps {_listed(lost)} were made (metrics.jsonl), but left no rollouts here"]
 
 
 def _late(run: Run, rows: Block, trained: Array) -> list[str]:

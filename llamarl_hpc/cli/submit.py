@@ -94,8 +94,8 @@ def _show(config: Config, folder: Path, changes: list[str]) -> None:
 def _submit(
     config: Config, run: RunDir | None, folder: Path, run_dir: Path | None, changes: list[str]
 ) -> RunJob:
-    from llamarl_hpc.launch.local import create_run, prepare
-    from llamarl_hpc.launch.submit import check_submission, submit_run
+    from llamarl_hpc.launch.local import prepare
+    from llamarl_hpc.launch.submit import check_submission, submit_new_run
     from llamarl_hpc.manage.resume import resume_run
 
     if run is not None:
@@ -103,9 +103,8 @@ def _submit(
     else:
         check_submission(config, folder)
         prepared = prepare(config, elsewhere=True)
-        run = create_run(prepared, run_dir)
         typer.echo("\n".join(prepared.prompts.skipped.sentences()))
-        job = submit_run(run, config)
+        run, job = submit_new_run(prepared, run_dir)
     announce(run, config, job)
     return job
 

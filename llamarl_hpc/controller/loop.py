@@ -67,6 +67,7 @@ from llamarl_hpc.placement import executor_names, role_of
 from llamarl_hpc.weight_sync.segment import remove_stale
 
 log = logging.getLogger(__name__)
+_DISK_POLL_S = 0.2
 _CLOSE_TIMEOUT_S = 30.0  # for rollouts to get to the disk
 _GRACE_S, _GRACE_AT_ONCE_S = 10.0, 1.0  # for executors to leave by themselves
 _WAITING = "wait for a batch"  # phase
@@ -182,6 +183,7 @@ class Controller:
         self._main = asyncio.current_task()
         self._listen_to_signals()
         reason, grace_s = "the run was cut short", _GRACE_S
+        failure: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -201,17 +203,20 @@ class Controller:
                     task.cancel()
             reason = self.stop_reason or "the run is complete"
         except BaseExceptionGroup as group:
-            error = await self._explained(_first_cause(group))
-            reason = str(error).splitlines()[0]
-            raise error from group
+            failure = await self._explained(_first_cause(group))
+            reason = str(failure).splitlines()[0]
+            failure.__cause__ = group
         except asyncio.CancelledError:
             reason = f"stopped at once ({self.stop_reason}), without a new checkpoint"
             grace_s = _GRACE_AT_ONCE_S
-            raise StoppedBySignal(reason) from None
+            failure = StoppedBySignal(reason)
         finally:
             unwritten = await self._leave(reason, grace_s)
-        if unwritten is not None:
-            raise unwritten
+        if unwritten is not None:  # worse than whatever else ended the run
+            besides = "" if failure is None or isinstance(failure, StoreError) else f"; {reason}"
+            raise StoreError(f"{unwritten}{besides}") from failure
+        if failure is not None:
+            raise failure
         if self.stop_reason:
             kept = "without a new checkpoint" if self.state.step else "at the start"
             if self._last_checkpoint == self.state.step:
@@ -302,6 +307,8 @@ class Controller:
                 self.request_stop(TIME_LIMIT)
             if not await self._drive(lambda: not self.flow.buffer.missing(self.state.step)):
                 break
+            if not await self._rollouts_can_be_written():
+                break
             await self._step(await self._take_batch())
             await self._heed_alarms()
             await self._after_step()
@@ -328,6 +335,20 @@ class Controller:
                 f"{good}: mend the cause, then 'llamarl-hpc resume', or set "
                 f"alarms.{alarm.name} to warn"
             )
+
+    async def _rollouts_can_be_written(self) -> bool:
+        """Waits while they cannot: a disk that is full must not cost what was trained on. False:
+        asked to stop. The writer itself gives up after a while, and the next step raises it."""
+        writer = self.parts.writer
+        if trouble := writer.trouble:
+            self.phase = f"wait for the disk: {trouble}"
+            self.parts.progress.note(f"training waits: rollouts cannot be written ({trouble})")
+            self.parts.metrics.event(
+                "disk", policy_version=self.state.policy_version, metrics={"disk/waiting": 1.0}
+            )
+        while writer.trouble and not writer.has_failed and not self.stop_reason:
+            await asyncio.sleep(_DISK_POLL_S)
+        return not self.stop_reason
 
     def _have_first_weights(self) -> bool:
         """All replicas that live can draw; one that died meanwhile joins when it is up again."""

@@ -47,7 +47,9 @@ def cancel_run(
     if jobs:
         _request_stop(run)
         return _cancel_jobs(run, jobs, now, wait_s, tell)
-    if attempt.get("outcome") != "running" or attempt.get("job_id"):
+    if attempt.get("outcome") == "running" and attempt.get("job_id"):
+        return "nothing to cancel: the controller was killed; 'resume' continues the run"
+    if attempt.get("outcome") != "running":
         return f"nothing to cancel: the run is {attempt.get('outcome', 'not started')}"
     return _cancel_here(run, attempt, now, wait_s, tell)
 

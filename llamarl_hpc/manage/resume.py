@@ -43,9 +43,9 @@ def check_resumable(run: RunDir, overrides: Sequence[str] = ()) -> Config:
     """The config of the next attempt. Raises ConfigError when the run goes on, waits in the queue,
     is complete, or `overrides` (KEY=VALUE) change what is fixed."""
     config = changed_config(run, overrides)
-    check_idle(run)
     if is_complete(run, config):
         raise ConfigError(complete_sentence(config))
+    check_idle(run)
     return config
 
 

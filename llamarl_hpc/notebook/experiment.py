@@ -71,13 +71,12 @@ class Experiment:
     def submit(self, run_dir: Path | str | None = None) -> Run:
         """Check everything, make the run folder and submit the run as one Slurm job. Raises
         ConfigError."""
-        from llamarl_hpc.launch.local import create_run, prepare
-        from llamarl_hpc.launch.submit import check_submission, submit_run
+        from llamarl_hpc.launch.local import prepare
+        from llamarl_hpc.launch.submit import check_submission, submit_new_run
 
         check_submission(self.config, self._folder(run_dir))
         prepared = prepare(self.config, elsewhere=True)
-        folder = create_run(prepared, None if run_dir is None else Path(run_dir))
-        submit_run(folder, self.config)
+        folder, _ = submit_new_run(prepared, None if run_dir is None else Path(run_dir))
         return Run(folder)
 
     def start(self, run_dir: Path | str | None = None) -> Run:

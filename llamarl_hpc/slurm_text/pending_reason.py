@@ -15,6 +15,7 @@ _WORDS = {
     "JobHeldAdmin": "an administrator holds it",
     "JobHoldMaxRequeue": "it was requeued too often and is held",
     "JobLaunchFailure": "its start failed; see the nodes' logs, or ask the site",
+    "PartitionConfig": "its partition has no nodes like that: too many cores, GPUs or memory?",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition takes no jobs now",
     "PartitionNodeLimit": "it asks for more nodes than the partition allows",

@@ -27,6 +27,7 @@ from analysis.rollout_stats import rollout_stats, zero_spread_share
 from analysis.timeline import overlap
 from analysis.tokens import coloured_pieces, load_tokenizer, ratio_level, token_texts, visible
 from llamarl_hpc.errors import ConfigError, RunDirError
+from llamarl_hpc.observability.metrics_file import MetricsFile
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
 from llamarl_hpc.storage.records import GroupRecord
@@ -209,6 +210,20 @@ def test_every_kind_of_fault_is_named(tmp_path: Path) -> None:
         "group 5 was trained with a number of completions other than 3",
         "group 3 was trained with a staleness above the bound of 1",
         "group 2 was dropped or abandoned without a reason",
+    ]
+
+
+def test_steps_whose_rollouts_never_reached_the_disk_are_named(tmp_path: Path) -> None:
+    run = begin_run(tmp_path / "r", SMALL)
+    write_attempt(run, SMALL, attempt=1, steps=range(3))
+    metrics = MetricsFile(run.metrics, attempt=1)
+    for step in (3, 4):
+        metrics.step(step, {"reward/mean": 0.5})
+    metrics.close()
+    assert accounting(Run(run)).violations == []  # it goes on, or was killed
+    end_attempt(run, 1, "failed")
+    assert accounting(Run(run)).violations == [
+        "optimizer steps 3, 4 were made (metrics.jsonl), but left no rollouts here"
     ]
 
 

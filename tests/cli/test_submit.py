@@ -270,6 +270,20 @@ def test_without_slurm_it_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
+def test_a_job_that_sbatch_refuses_leaves_no_run_behind(slurm: FakeSlurm, tmp_path: Path) -> None:
+    config, logs = write_run_files(tmp_path), tmp_path / "logs"
+    logs.mkdir()
+    (logs / "mine.out").write_text("kept")
+    slurm.answer("sbatch", (1, "", "sbatch: error: Requested node configuration is not available"))
+    for folder in (tmp_path / "r", logs):
+        answer = cli("submit", config, "--run-dir", folder)
+        assert answer.code == 2 and "configuration is not available" in answer.err
+    assert not (tmp_path / "r").exists() and (logs / "mine.out").read_text() == "kept"
+    slurm.answer("sbatch", (0, "700\n", ""))
+    for folder in (tmp_path / "r", logs):
+        assert cli("submit", config, "--run-dir", folder).code == 0
+
+
 # ------------------------------------------------------------------ submitting
 
 

@@ -67,7 +67,7 @@ def test_a_full_disk_is_named_and_waited_out(
                 file.write(bytes(4096))
         except OSError:
             os.fsync(file.fileno())
-    run.wait_for_text("rollouts cannot be written")
+    run.wait_for_text("training waits: rollouts cannot be written")
     filler.unlink()
     slow.unlink()
     answer = run.finish()

@@ -91,6 +91,14 @@ def test_what_has_ended_is_left_alone(slurm: FakeSlurm, make_run: MakeRun, outco
     assert signals(slurm) == [] and not run.stop_requested.exists()
 
 
+def test_a_run_whose_controller_was_killed_is_not_called_running(
+    slurm: FakeSlurm, make_run: MakeRun
+) -> None:
+    slurm.answer("squeue", ENDED)
+    run = make_run(jobs=["700"], attempts=[{"job_id": "700", "outcome": "running"}])
+    assert "the controller was killed" in cancel_run(run)
+
+
 # ------------------------------------------------------------------ processes of this machine
 
 # a controller: stops after the step when told once, at once when told twice

@@ -52,6 +52,31 @@ def test_a_full_disk_is_waited_out_and_nothing_is_lost(
     assert sum("nothing is lost" in message for message in caplog.messages) == 3
 
 
+def test_a_writer_says_that_it_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bytes, is_full = atomic.write_bytes, threading.Event()
+    is_full.set()
+
+    def full(path: Path, data: Any, **options: Any) -> None:
+        if is_full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_bytes(path, data, **options)
+
+    monkeypatch.setattr(atomic, "write_bytes", full)
+    writer = open_writer(tmp_path)
+    assert writer.trouble == ""
+    writer.append(make_record(0))
+    writer.flush(wait=False)
+    deadline = time.monotonic() + 30
+    while not writer.trouble and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "No space left" in writer.trouble and not writer.has_failed
+    is_full.clear()
+    writer.close()
+    assert writer.trouble == "" and RolloutReader(tmp_path).num_rows("groups") == 1
+
+
 def test_an_error_that_stays_is_raised_to_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

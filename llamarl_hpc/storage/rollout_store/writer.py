@@ -53,6 +53,7 @@ QUEUE_RECORDS = 4096
 RETRY_S = 600.0  # for how long a full disk is waited out
 DIRECT_SHARE = 32  # uncompressed, a flush of 1/32 segment is closed at once: not written twice
 _POLL_S = 0.25  # between looks at whether the thread is still there
+_MAX_DELAY_S = 4.0  # between two tries to write
 _IMAGES = 2  # built ahead of the disk
 _MAX_SHARED = 4  # flushes that share one sync of the folder
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO, errno.EREMOTEIO}
@@ -116,6 +117,7 @@ class RolloutWriter:
         self._config = config
         self._attributes = {"attempt": attempt} | dict(attributes)
         self._reward_names = list(reward_names)
+        self.trouble = ""  # why nothing can be written just now; empty when all is well
         self._retry_s = retry_s
         self._pending: list[GroupRecord] = []
         self._pending_bytes = 0
@@ -166,6 +168,11 @@ class RolloutWriter:
         self._wait(_Flush(threading.Event(), close=True), timeout_s)
         self._thread.join(timeout_s)
         self._disk.join(timeout_s)
+
+    @property
+    def has_failed(self) -> bool:
+        """It has given up; the next call says why."""
+        return self._error is not None
 
     def _check(self) -> None:
         self._raise_error()
@@ -291,8 +298,11 @@ class RolloutWriter:
         deadline, delay_s = time.monotonic() + self._retry_s, 0.25
         while True:
             try:
-                return write()
+                done = write()
+                self.trouble = ""
+                return done
             except OSError as error:
+                self.trouble = str(error)
                 left_s = deadline - time.monotonic()
                 if error.errno not in _PASSING or left_s <= 0:
                     raise
@@ -302,7 +312,7 @@ class RolloutWriter:
                     left_s,
                 )
                 time.sleep(min(delay_s, left_s))
-                delay_s = min(2 * delay_s, 30.0)
+                delay_s = min(2 * delay_s, _MAX_DELAY_S)
 
     @property
     def _max_bytes(self) -> int:
