@@ -75,8 +75,9 @@ class Run:
         """State, step, reward, staleness, time left, components of the job and why they wait."""
         from llamarl_hpc.manage.status import read_status
 
+        here = begin_or_end(self.folder)  # first: what it does not know is in the folder by now
         figures = read_status(self.folder, ask_slurm=ask_slurm)
-        if (here := begin_or_end(self.folder)) is not None:
+        if here is not None:
             figures |= dict(zip(("state", "reason"), here, strict=True))
         return Status(figures)
 

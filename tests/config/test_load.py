@@ -171,7 +171,7 @@ def test_the_resolved_copy_has_every_key(tmp_path: Path) -> None:
         ("resources: {trainer: {timeout_min: 0}}", "did you mean 'resources.trainer.time'?"),
         ("rewards: [{kind: python, unction: 'a:b'}]", "did you mean 'rewards.0.function'?"),
         ("data: {tasks: [{ame: x}]}", "did you mean 'data.tasks.0.name'?"),
-        ("logging: {zzz: 1}", "'logging' has tensorboard, level"),
+        ("logging: {zzz: 1}", "'logging' has tensorboard, wandb"),
         ("trainer.max_steps: 3", "write it as a block: trainer: {max_steps: ...}"),
     ],
 )

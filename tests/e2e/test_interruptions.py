@@ -106,7 +106,8 @@ def test_ctrl_c_during_start_up_and_twice_in_a_step(start: Start, tmp_path: Path
     assert time.monotonic() - asked_at < 5.0
     answer = run.finish(0)
     assert attempts_of(folder)[-1]["outcome"] == "stopped"
-    assert answer.code == 4 and "at once" in answer.err
+    assert answer.code == 4  # the step, and its checkpoint, may have been quicker than the second
+    assert "at once" in answer.err or "with a checkpoint" in answer.err, answer.err
     books_are_sound(folder)
 
 
