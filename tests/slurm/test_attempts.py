@@ -108,6 +108,7 @@ def submit_idle(folder: Path, *options: str) -> JobRun:
     return run
 
 
+@pytest.mark.long
 def test_preemption_and_a_lost_node_are_recognised_and_the_job_is_requeued_whole(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ class Careful:
         return DelayedSubmission(self, started)
 
 
+@pytest.mark.long
 def test_a_function_with_a_checkpoint_goes_on_after_a_requeue(
     cluster: Cluster, tmp_path: Path
 ) -> None:
