@@ -116,6 +116,8 @@ def _trained_rows(run: Run, rows: Block) -> list[str]:
 
 def _unstored(run: Run, rows: Block) -> list[str]:
     """Steps that the metrics know and the store does not, once an attempt has closed its books."""
+    if run.store.problems:  # these files say themselves what is missing
+        return []
     if not run.attempts or run.attempts[-1].outcome not in ("done", "stopped", "failed"):
         return []
     made = {int(row["step"]) for row in run.metric_rows() if "step" in row}

@@ -95,7 +95,8 @@ def _submit(
     config: Config, run: RunDir | None, folder: Path, run_dir: Path | None, changes: list[str]
 ) -> RunJob:
     from llamarl_hpc.launch.local import prepare
-    from llamarl_hpc.launch.submit import check_submission, submit_new_run
+    from llamarl_hpc.launch.new_job import submit_new_run
+    from llamarl_hpc.launch.submit import check_submission
     from llamarl_hpc.manage.resume import resume_run
 
     if run is not None:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
@@ -26,9 +26,6 @@ from llamarl_hpc.launch.site import check_limits
 from llamarl_hpc.launch.slurm import HetSlurmExecutor, het_script
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
-
-if TYPE_CHECKING:
-    from llamarl_hpc.launch.local import Prepared
 
 _COMMENT = (
     "One run of llamarl-hpc. This script becomes the controller (exec), on the first node of",
@@ -135,24 +132,6 @@ def check_slurm_here() -> None:
             f"there is no {' and no '.join(missing)} on PATH; submit from a login node of the "
             "cluster (--dry-run and --script work anywhere)"
         )
-
-
-def submit_new_run(prepared: Prepared, run_dir: Path | None) -> tuple[RunDir, RunJob]:
-    """Make the folder of a run and submit it. A job that is refused leaves no run behind, so that
-    the same command can be given again. Raises ConfigError."""
-    from llamarl_hpc.launch.local import create_run
-
-    was_there = run_dir is not None and run_dir.exists()
-    run = create_run(prepared, run_dir)
-    try:
-        return run, submit_run(run, prepared.config)
-    except ConfigError:
-        made = [run.config, run.run_json, run.path / "tokenizer.json"]
-        for path in made if was_there else []:
-            path.unlink(missing_ok=True)
-        if not was_there:
-            shutil.rmtree(run.path, ignore_errors=True)
-        raise
 
 
 def submit_run(run: RunDir, config: Config, overrides: Sequence[str] = ()) -> RunJob:

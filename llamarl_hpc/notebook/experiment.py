@@ -72,7 +72,8 @@ class Experiment:
         """Check everything, make the run folder and submit the run as one Slurm job. Raises
         ConfigError."""
         from llamarl_hpc.launch.local import prepare
-        from llamarl_hpc.launch.submit import check_submission, submit_new_run
+        from llamarl_hpc.launch.new_job import submit_new_run
+        from llamarl_hpc.launch.submit import check_submission
 
         check_submission(self.config, self._folder(run_dir))
         prepared = prepare(self.config, elsewhere=True)
