@@ -62,6 +62,7 @@ def test_either_rank_of_a_trainer_that_is_killed_is_named_and_one_rank_goes_on(
     (tmp_path / "slow").touch()
     run = start("run", config, "--run-dir", folder, folder=folder)
     run.wait_for_step(2)
+    run.wait("its checkpoint", (folder / "latest.json").exists)  # written beside training
     log = (folder / "attempts" / "1" / "trainer.1.log").read_text()
     (second,) = (pid for pid in run.ranks("trainer") if f"pid {pid}" in log)
     os.kill(second, signal.SIGKILL)
