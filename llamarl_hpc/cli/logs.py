@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Annotated
@@ -37,10 +38,9 @@ def logs(
 
     found = follow_logs(find_run(run), executor, attempt, rank=rank, lines=lines, follow=follow)
     try:
-        for line in found:
-            sys.stdout.write(f"{line}\n")
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        pass
+        with contextlib.suppress(KeyboardInterrupt):
+            for line in found:
+                sys.stdout.write(f"{line}\n")
+                sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough; nor may the interpreter's end complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

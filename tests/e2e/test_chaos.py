@@ -32,7 +32,7 @@ def test_a_run_outlives_its_generators_and_its_scorer(start: Start, tmp_path: Pa
             "(deleted)"
         )  # a kill leaves no file behind
     refused = cli("resume", folder)
-    assert refused.code == 2 and f"in use by a controller (pid {run.process.pid}" in refused.err
+    assert refused.code == 2 and f"goes on as process {run.process.pid} on " in refused.err
     assert refused.err.count("\n") == 1
 
     for executor, victim, number in (

@@ -83,8 +83,9 @@ class JobRun:
         return set(slurm("squeue", "-ha", "-tall", "-o%T", f"-j{self.job_id}").split())
 
     def start_again(self) -> None:
-        """Once the job waits again: Slurm would let it wait for two minutes."""
+        """Once the job waits again: Slurm would let it wait for two minutes. A time limit that
+        was cut to less than a minute has become 0 by now, so it gets another."""
         self.wait("job back in the queue", lambda: self.states() == {"PENDING"})
         table = slurm("squeue", "-h", "-o%A", f"-j{self.job_id}")
         for component in table.split():
-            slurm("scontrol", "update", f"jobid={component}", "starttime=now")
+            slurm("scontrol", "update", f"jobid={component}", "timelimit=10", "starttime=now")

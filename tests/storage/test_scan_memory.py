@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def peak_of_a_scan(folder: Path) -> tuple[int, int]:
     for _, file in reader.scan():
         for name in ("id", "logprob_behaviour", "logprob_trainer", "loss_mask"):
             total += file.read(f"tokens/{name}").nbytes
+        gc.collect()  # what the interpreter has not come to yet is not held
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     reader.close()
