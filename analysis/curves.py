@@ -106,7 +106,7 @@ def ratio_by_staleness(run: Run, *, max_tokens: int = 4_000_000) -> pd.DataFrame
 
     ratios: dict[int, list[np.ndarray]] = {}
     seen = 0
-    for _, file in reversed(list(run.store.scan())):
+    for _, file in run.store.scan(newest_first=True):
         lengths = file.read("rollouts/completion_length")
         staleness = np.repeat(file.read("rollouts/staleness"), lengths)
         trainer = file.read("tokens/logprob_trainer")

@@ -146,7 +146,7 @@ def staleness_chart(run: Run) -> Chart:
 def ratio_chart(run: Run) -> Chart:
     """Over the newest tokens; bounded, however long the run."""
     counts, seen = np.zeros(len(_RATIO_EDGES) - 1), 0
-    for _, file in reversed(list(run.store.scan())):
+    for _, file in run.store.scan(newest_first=True):
         trainer = file.read("tokens/logprob_trainer")
         known = ~np.isnan(trainer)
         ratio = np.exp(trainer[known] - file.read("tokens/logprob_behaviour")[known])

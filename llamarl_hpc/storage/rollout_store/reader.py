@@ -144,10 +144,14 @@ class RolloutReader:
         """Several columns of a table, by name."""
         return {name: self.column(f"{table}/{name}") for name in names}
 
-    def scan(self) -> Iterator[tuple[str, RolloutFile]]:
-        """File by file, so that memory stays bounded; references are the file's own."""
-        for index, source in enumerate(self._sources):
-            yield source.name, self._file(index)
+    def scan(self, *, newest_first: bool = False) -> Iterator[tuple[str, RolloutFile]]:
+        """File by file, so that memory stays bounded; references are the file's own.
+
+        A file is open until the next is asked for: there may be more than can be open at once.
+        """
+        indices = range(len(self._sources))
+        for index in reversed(indices) if newest_first else indices:
+            yield self._sources[index].name, self._file(index)
 
     # ------------------------------------------------------------ single rows
 
