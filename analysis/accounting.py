@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from analysis.lineage import TRAINED
+from analysis.current_groups import TRAINED
 from analysis.read_run import Run
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage.rollout_store import blocks

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from analysis.lineage import Attempt, current_events, current_groups, current_metrics
+from analysis.current_groups import current_groups
+from analysis.lineage import Attempt, current_events, current_metrics
 from analysis.statistics import wilson_interval
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.observability.json_lines import read_json_lines

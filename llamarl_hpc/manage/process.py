@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-import psutil
-
 from llamarl_hpc.run_dir import RunDir
 
 
@@ -18,6 +16,8 @@ def is_of_this_host(attempt: dict[str, Any]) -> bool:
 def is_alive(attempt: dict[str, Any]) -> bool:
     """Whether the controller that wrote this entry of run.json still runs on this machine, and not
     a later process with its number."""
+    import psutil  # not needed for runs of other machines, which are most on a login node
+
     try:
         process = psutil.Process(int(attempt["pid"]))
         is_older = process.create_time() <= float(attempt["started"]) + 1.0

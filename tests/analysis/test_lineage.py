@@ -6,13 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.lineage import (
-    Attempt,
-    current_events,
-    current_groups,
-    current_metrics,
-    first_lost_step,
-)
+from analysis.current_groups import current_groups
+from analysis.lineage import Attempt, current_events, current_metrics, first_lost_step
 
 TRAINED, DROPPED, ABANDONED, EVALUATION = range(4)
 

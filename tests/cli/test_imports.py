@@ -74,4 +74,4 @@ def test_commands_of_a_login_node_import_little(run: Path, command: str, answer:
     """They answer in less than half a second."""
     out, modules = modules_after(command, str(run))
     assert answer in out
-    assert modules & (_HEAVY | {"submitit", "omegaconf"}) == set()
+    assert modules & (_HEAVY | {"numpy", "submitit", "omegaconf", "psutil"}) == set()
