@@ -34,14 +34,15 @@ def _shape(config: Config, site: SiteProfile) -> Iterator[str]:
 
 
 def _time(config: Config, site: SiteProfile) -> Iterator[str]:
-    """The limit holds for the partitions that the profile names; others may allow more."""
+    """The limit holds for the partitions that the profile names, with the QoS that it names or
+    none; others may allow more."""
     longest = parse_time(site.limits.max_time) if site.limits.max_time else None
     if longest is None:
         return
     for name, block in _blocks(config):
         wanted = parse_time(block.time) if block.time else None
         below: dict[str, Any] = site.gpu_nodes if block.gpus_per_node else site.cpu_nodes
-        usual = block.partition == below.get("partition")
+        usual = all(getattr(block, key) == below.get(key) for key in ("partition", "qos"))
         if usual and wanted is not None and wanted > longest:
             yield (
                 f"resources.{name}.time is {block.time} but {site.title} allows "

@@ -139,3 +139,4 @@ def test_a_time_above_the_sites_limit_is_refused_on_the_partition_it_is_for(
         check_limits(with_limits(tmp_path, limits, trainer={"time": "1-00"}))
     check_limits(with_limits(tmp_path, limits, trainer={"time": "12:00:00"}))
     check_limits(with_limits(tmp_path, limits, trainer={"time": "1-00", "partition": "long"}))
+    check_limits(with_limits(tmp_path, limits, trainer={"time": "1-00", "qos": "long"}))
