@@ -113,6 +113,7 @@ def train_loop(config: Config) -> Iterator[dict[str, Any]]:
             "step": step,
             "policy_version": version,
             "reward/mean": float(np.mean(scores)),
+            "dynamic_sampling/replaced": num_replaced,
             "grad_norm": grad_norm or 0.0,
             **figures.metrics(),
             "seconds": time.perf_counter() - start,
