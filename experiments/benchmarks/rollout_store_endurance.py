@@ -36,7 +36,7 @@ from llamarl_hpc.cli.bench_rollouts import GROUP, make_group
 from llamarl_hpc.config.schema import StorageConfig
 from llamarl_hpc.storage.records import GroupRecord
 from llamarl_hpc.storage.rollout_store import RolloutReader, RolloutWriter, blocks
-from llamarl_hpc.storage.rollout_store import writer as writing
+from llamarl_hpc.storage.rollout_store import segment as segments
 
 FLUSH = 3  # groups
 SMALL = (FLUSH, 4)  # groups of a flush and flushes of a segment: it is closed all the time
@@ -54,7 +54,7 @@ class Broken(Exception):
 
 def write(folder: Path, attempt: int, compression: str, flush: int, parts: int) -> None:
     """Append for ever; say how many groups are durable after each flush."""
-    writing.MAX_PARTS = parts
+    segments.MAX_PARTS = parts
     segment = GROUP * flush * parts
     config = StorageConfig.model_validate({"compression": compression, "segment_rollouts": segment})
     groups = [_group(number) for number in range(DISTINCT)]

@@ -248,7 +248,7 @@ def test_every_command_goes_on_without_a_damaged_segment(
     call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "CONTIGUOUS_BYTES", 64)
-    monkeypatch.setattr("llamarl_hpc.storage.rollout_store.writer.MAX_PARTS", 2)
+    monkeypatch.setattr("llamarl_hpc.storage.rollout_store.segment.MAX_PARTS", 2)
     run = make_run(tmp_path / "r", SMALL)  # three segments of two steps
     sound = Run(run).rollouts()
     flip(segment(run, 1), "rewards/brevity")

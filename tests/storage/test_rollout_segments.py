@@ -13,7 +13,7 @@ import pytest
 from make_records import make_record
 from store_checks import check_equal, open_writer, wait_for_names, write
 
-from llamarl_hpc.storage.rollout_store import writer as writing
+from llamarl_hpc.storage.rollout_store import segment
 from llamarl_hpc.storage.rollout_store.file import (
     RolloutFile,
     open_path,
@@ -30,10 +30,10 @@ def test_segments_close_by_rollouts_by_size_and_by_parts(
     records = [make_record(i) for i in range(60)]
     write(tmp_path / "rows", records, flush_every=5, segment_rollouts=40)
     assert len(os.listdir(tmp_path / "rows")) == 6
-    monkeypatch.setattr(writing, "MAX_PARTS", 3)
+    monkeypatch.setattr(segment, "MAX_PARTS", 3)
     write(tmp_path / "parts", records, flush_every=5)
     assert len(os.listdir(tmp_path / "parts")) == 4
-    monkeypatch.setattr(RolloutWriter, "_max_bytes", 30_000)
+    monkeypatch.setattr(segment, "max_bytes", lambda config: 30_000)
     write(tmp_path / "size", records, flush_every=5)
     assert 1 < len(os.listdir(tmp_path / "size")) < 12
     for name in ("rows", "parts", "size"):
@@ -161,7 +161,7 @@ def test_a_bit_that_flips_in_a_small_column_is_noticed_by_its_checksum(tmp_path:
 def test_a_large_flush_without_compression_is_a_closed_segment_at_once(tmp_path: Path) -> None:
     records = [make_record(i) for i in range(40)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RolloutWriter, "_max_bytes", 200_000)
+        patch.setattr(segment, "max_bytes", lambda config: 200_000)
         writer = open_writer(tmp_path, compression="none")
         writer.append(records[0])
         writer.flush(30)

@@ -18,6 +18,7 @@ from store_checks import check_equal, open_writer, write
 
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage import atomic
+from llamarl_hpc.storage.rollout_store import disk
 from llamarl_hpc.storage.rollout_store import writer as writing
 from llamarl_hpc.storage.rollout_store.reader import RolloutReader
 from llamarl_hpc.storage.rollout_store.writer import RolloutWriter
@@ -33,10 +34,10 @@ def test_close_twice_is_fine_and_appending_after_it_is_not(tmp_path: Path) -> No
     assert RolloutReader(tmp_path).num_rows("groups") == 1
 
 
-def test_a_full_disk_is_waited_out_and_nothing_is_lost(
+def test_a_disk_that_is_full_or_away_is_waited_out_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_bytes, failures = atomic.write_bytes, [errno.ENOSPC, errno.EDQUOT, errno.ESTALE]
+    write_bytes, failures = atomic.write_bytes, sorted(disk.PASSING)
 
     def sometimes_full(path: Path, data: Any, **options: Any) -> None:
         if failures:
@@ -45,11 +46,13 @@ def test_a_full_disk_is_waited_out_and_nothing_is_lost(
         write_bytes(path, data, **options)
 
     monkeypatch.setattr(atomic, "write_bytes", sometimes_full)
+    monkeypatch.setattr(disk, "MAX_DELAY_S", 0.01)
+    monkeypatch.setattr(disk, "FIRST_DELAY_S", 0.01)
     records = [make_record(i) for i in range(3)]
     with caplog.at_level(logging.WARNING):
         write(tmp_path, records, flush_every=1)
     check_equal(RolloutReader(tmp_path), records)
-    assert sum("nothing is lost" in message for message in caplog.messages) == 3
+    assert sum("nothing is lost" in message for message in caplog.messages) == 8
 
 
 def test_a_writer_says_that_it_waits_for_the_disk(
@@ -75,6 +78,31 @@ def test_a_writer_says_that_it_waits_for_the_disk(
     is_full.clear()
     writer.close()
     assert writer.trouble == "" and RolloutReader(tmp_path).num_rows("groups") == 1
+
+
+def test_a_thread_that_gets_through_does_not_hide_what_another_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "MAX_DELAY_S", 0.01)
+    is_full = threading.Event()
+    is_full.set()
+
+    def write_if_there_is_space() -> None:
+        if is_full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    drive = disk.Disk(tmp_path, retry_s=60)
+    waiting = drive.start(lambda: drive.persist(write_if_there_is_space), "joiner")
+    deadline = time.monotonic() + 30
+    while not drive.trouble and time.monotonic() < deadline:
+        time.sleep(0.01)
+    drive.persist(lambda: None)
+    assert "No space left" in drive.trouble
+    is_full.clear()
+    waiting.join(30)
+    assert drive.trouble == "" and drive.error is None
+    drive.submit(disk.Flush(threading.Event(), close=True))
+    drive.join(30)
 
 
 def test_an_error_that_stays_is_raised_to_the_caller(

@@ -12,8 +12,9 @@ place, synced and renamed; therefore
   - readers need no lock and see only whole files, while the run goes on, on any file system;
   - a full disk is an ordinary error, met before anything has changed, and can be waited out.
 
-`layout` is the format as data, `blocks` columns in memory, `file` one HDF5 file (the only door to
-h5py), `writer` and `reader` a run's folder.
+`layout` is the format as data, `blocks` columns in memory, `encode` and `file` one HDF5 file, made
+and read (the only doors to h5py), `writer` and `reader` a run's folder. Under the writer, `segment`
+says what its files are and `disk` puts them there.
 """
 
 from llamarl_hpc.storage.rollout_store.reader import RolloutReader

@@ -288,6 +288,11 @@ def segment_numbers(folder: Path) -> dict[int, bool]:
     return dict(sorted((opened | closed).items()))
 
 
+def part_path(opened: Path, part: int) -> Path:
+    """A file of an open segment: one flush."""
+    return opened / f"part_{part:06d}.h5"
+
+
 def part_paths(opened: Path) -> list[Path]:
     return sorted(opened.glob("part_*.h5"))
 

@@ -1,0 +1,162 @@
+"""The thread that puts a writer's files on disk, in the order in which they are handed over.
+
+It waits for nobody but the file system, and waits out what passes: a full disk, a quota, a file
+server that is away. Flushes that have piled up meanwhile share one sync of the folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from llamarl_hpc.errors import StoreError
+from llamarl_hpc.storage import atomic
+from llamarl_hpc.storage.rollout_store.encode import Image
+from llamarl_hpc.storage.rollout_store.segment import remove_parts
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25  # between looks at whether a thread is still there
+FIRST_DELAY_S, MAX_DELAY_S = 0.25, 4.0  # between two tries to write; it doubles
+_IMAGES = 2  # built ahead of the disk
+_MAX_SHARED = 8  # flushes that share one sync of the folder
+PASSING = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ESTALE,  # NFS: the server has been started anew
+    errno.EREMOTEIO,
+    errno.ETIMEDOUT,  # NFS, mounted soft
+    errno.ENOTCONN,  # FUSE, Lustre
+    errno.ESHUTDOWN,  # Lustre: the client was evicted
+}
+
+
+@dataclass(frozen=True)
+class Flush:
+    """A request: everything before it must be on disk before `done` is set."""
+
+    done: threading.Event
+    close: bool = False
+
+
+@dataclass(frozen=True)
+class Write:
+    """A file to be written."""
+
+    path: Path
+    image: Image
+    replaces: Path | None = None  # parts that go once the file is durable
+
+
+class Disk:
+    """Writes for one writer; keeps the first error of any of its threads."""
+
+    def __init__(self, folder: Path, *, retry_s: float) -> None:
+        """Starts the thread. What passes is waited out for `retry_s`."""
+        self.error: BaseException | None = None
+        self._folder, self._retry_s = folder, retry_s
+        self._troubles: dict[str, str] = {}  # by thread: why it cannot write just now
+        self._jobs: queue.Queue[Write | Flush] = queue.Queue(_IMAGES)
+        self._thread = self.start(self._run, "rollout-disk")
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be written just now; empty when all is well."""
+        return next(iter(self._troubles.copy().values()), "")
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise StoreError(f"rollouts cannot be written to {self._folder}: {self.error}") from (
+                self.error
+            )
+
+    def start(self, target: Callable[[], None], name: str) -> threading.Thread:
+        """A thread beside this one; its error ends all that is written."""
+
+        def guarded() -> None:
+            try:
+                target()
+            except BaseException as error:
+                log.error("the rollout writer stops: %s", error)
+                self.error = self.error or error
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def submit(self, job: Write | Flush) -> None:
+        """Hand over; waits while the disk is behind, and not for one that has failed."""
+        while self.error is None:
+            try:
+                return self._jobs.put(job, timeout=POLL_S)
+            except queue.Full:
+                continue
+        raise StoreError("an earlier write has failed")
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread, after a flush that closes."""
+        self._thread.join(timeout_s)
+
+    def persist(self, write: Callable[[], T]) -> T:
+        """Call `write`, in whatever thread; what passes is waited out, not lost."""
+        deadline, delay_s = time.monotonic() + self._retry_s, FIRST_DELAY_S
+        me = threading.current_thread().name
+        while True:
+            try:
+                done = write()
+                self._troubles.pop(me, None)
+                return done
+            except OSError as error:
+                self._troubles[me] = str(error)
+                left_s = deadline - time.monotonic()
+                if error.errno not in PASSING or left_s <= 0:
+                    raise
+                log.warning(
+                    "rollouts cannot be written (%s); trying again for %.0f s, nothing is lost",
+                    error,
+                    left_s,
+                )
+                time.sleep(min(delay_s, left_s))
+                delay_s = min(2 * delay_s, MAX_DELAY_S)
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        written, flushes = list[Write](), list[Flush]()
+        while True:
+            try:
+                job = self._jobs.get(block=not (written or flushes))
+            except queue.Empty:
+                self._settle(written, flushes)
+                continue
+            if isinstance(job, Write):
+                self.persist(partial(atomic.write_bytes, job.path, job.image, sync_name=False))
+                written.append(job)
+                continue
+            flushes.append(job)
+            if job.close or len(flushes) == _MAX_SHARED:
+                self._settle(written, flushes)
+            if job.close:
+                return
+
+    def _settle(self, written: list[Write], flushes: list[Flush]) -> None:
+        """Make the names of what was written durable, then say so."""
+        for folder in {job.path.parent for job in written}:
+            self.persist(partial(atomic.sync_folder, folder))
+        for job in written:
+            if job.replaces is not None:
+                remove_parts(job.replaces)
+        for flush in flushes:
+            flush.done.set()
+        written.clear()
+        flushes.clear()
