@@ -25,7 +25,8 @@ llamarl-hpc run experiments/quickstart.yaml --set trainer.max_steps=10 --set rew
 ```
 
 - Values are read as YAML; keys that hold text take the text as it stands. `N` is an index into a
-  list, `NAME` a key of your choice.
+  list, `NAME` a key of your choice. `--set KEY=` without a value is `null` where that is allowed,
+  and an empty text below `options` and `env`.
 - `${oc.env:SCRATCH}` stands for an environment variable, `${oc.env:SCRATCH,/tmp}` with a default,
   `${oc.decode:${oc.env:STEPS}}` for one that is a number, `${trainer.max_steps}` for another key.
 - File names are relative to the folder the command is given in. The copy of the configuration in

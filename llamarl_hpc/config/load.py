@@ -36,7 +36,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """The configuration in `path` with `--set` overrides, complete, valid and consistent.
 
     An override is `a.b=value`; the value is read as YAML (`null`, `[1, 2]`, `true`), except that
-    a key which holds text takes it as it stands. `rewards.0.weight=2` reaches into a list; one
+    a key which holds text takes it as it stands. Without a value, `a.b=`, it is null where that is
+    allowed, and an empty text in `options` and `env`. `rewards.0.weight=2` reaches into a list; one
     index past its end adds an item. File names in the config are relative to the current folder.
 
     Raises ConfigError.
@@ -155,7 +156,17 @@ def _parse_override(text: str) -> tuple[_Place, Any]:
     if not equals or not all(parts):
         raise ConfigError(f"--set wants KEY=VALUE such as trainer.max_steps=10, found '{text}'")
     place = tuple(int(part) if part.isdigit() else part for part in parts)
-    return place, _typed(place, value)
+    return place, _typed(place, value) if value.strip() else _nothing(place, text)
+
+
+def _nothing(place: _Place, text: str) -> str | None:
+    """What `a.b=` means. Raises ConfigError where it means nothing."""
+    key = fields.find(place)
+    if key is None or fields.accepts(key.annotation, type(None)):
+        return None
+    if key.leaf == fields.ENTRY and fields.accepts(key.annotation, str):
+        return ""
+    raise ConfigError(f"--set {text}: no value after the '='; wanted {key.wanted}")
 
 
 def _typed(place: _Place, text: str) -> Any:

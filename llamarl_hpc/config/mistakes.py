@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from llamarl_hpc.config import fields
+from llamarl_hpc.config.other_names import hint_for
 
 Place = tuple[str | int, ...]  # ("rewards", 0, "weight")
 Where = Callable[[Place], str]  # -> "x.yaml line 12", "--set a.b=c"
@@ -85,6 +86,8 @@ def _nearest(place: Place) -> str:
     parts = leaf.split(".")
     if len(parts) > 1 and fields.find(parts) is not None:
         return f"write it as a block: {': {'.join(parts)}: ...{'}' * (len(parts) - 1)}"
+    if hint := hint_for(place):
+        return hint
     block = fields.find(place[:-1]) if len(place) > 1 else None
     siblings = fields.keys_of(block.name if block else "")
     beside = difflib.get_close_matches(leaf, siblings, n=1, cutoff=0.6)

@@ -110,6 +110,11 @@ _NAMES = frozenset(
 )
 
 
+def is_option(name: str) -> bool:
+    """Whether sbatch knows it, written with hyphens or underscores."""
+    return name.replace("_", "-") in _NAMES
+
+
 def check_option(name: str) -> str:
     """The option as sbatch spells it: `mail_type` and `mail-type` are `mail-type`.
 
