@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.extra_args import check_extra_args
 from llamarl_hpc.launch.srun import Srun, SrunStepLauncher
 from llamarl_hpc.launch.steps import MpiExec, MpiStepLauncher
 from llamarl_hpc.placement import allocation, executor_names, resources_of, role_of
@@ -22,6 +23,12 @@ Starter = MpiExec | Srun
 
 def find_starter(config: Config, environ: Mapping[str, str]) -> Starter:
     """As `launch.launcher` says. Raises ConfigError when that cannot work here."""
+    starter = _find(config, environ)
+    check_extra_args(config.launch.extra_args, starter.path)
+    return starter
+
+
+def _find(config: Config, environ: Mapping[str, str]) -> Starter:
     wanted, job = config.launch.launcher, allocation(environ)
     if wanted == "srun" and job is None:
         raise ConfigError(

@@ -18,6 +18,7 @@ from typing import Any
 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.extra_args import check_extra_args
 from llamarl_hpc.launch.partitions import check_partitions
 from llamarl_hpc.launch.request import components_of
 from llamarl_hpc.launch.run_job import RunJob
@@ -105,6 +106,7 @@ def check_submission(config: Config, folder: Path) -> None:
     would take, and start, this job. Raises ConfigError."""
     check_slurm_here()
     check_submittable(config, folder)
+    check_extra_args(config.launch.extra_args, "srun")
     check_partitions(config)
 
 

@@ -23,6 +23,7 @@ from llamarl_hpc.launch.doctor.finding import Finding, as_json, fail, ok, warn
 from llamarl_hpc.launch.doctor.folder import check_folder
 from llamarl_hpc.launch.doctor.inside import Ground, count_parameters, probe_all
 from llamarl_hpc.launch.doctor.probe import versions
+from llamarl_hpc.launch.extra_args import check_extra_args
 from llamarl_hpc.launch.queue import run_command
 from llamarl_hpc.launch.site import check_limits
 from llamarl_hpc.launch.srun import mpi_flag
@@ -140,11 +141,12 @@ def check_site(config: Config) -> Iterator[Finding]:
 
 
 def check_script(config: Config) -> Finding:
-    """What sbatch would say to the batch script."""
+    """What sbatch would say to the batch script, and srun to the arguments of its steps."""
     from llamarl_hpc.launch.submit import run_script  # submitit is not needed elsewhere here
 
     with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
         try:
+            check_extra_args(config.launch.extra_args, "srun")
             file.write(run_script(config, Path(config.runs_dir).absolute() / "doctor"))
         except ConfigError as error:
             return fail("dry_run", f"{error}", "")
