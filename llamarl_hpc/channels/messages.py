@@ -202,6 +202,7 @@ class WeightsSummed(_Message, frozen=True, tag="weights_summed"):
     version: int
     epoch: int
     checksum: str
+    sent_share: float = 1.0  # of the version's bytes that each receiver got; less by deltas
 
 
 class WeightsReceived(_Message, frozen=True, tag="weights_received"):

@@ -43,6 +43,7 @@ class WeightFlow:
         self.offered = -1  # the newest version that was published
         self.last_seconds = 0.0  # from the last request until the last replica had switched
         self.last_blocking_seconds = 0.0  # for which the trainer was kept, last time
+        self.last_sent_share = 1.0  # of the bytes of a version that travelled, last time
         self._members: tuple[str, ...] = ()
         self._published: WeightsPublished | None = None
         self._announced: dict[int, str] = {}  # version -> the trainer's checksum
@@ -110,6 +111,7 @@ class WeightFlow:
 
     def on_summed(self, message: WeightsSummed) -> None:
         """What the trainer offered has this checksum."""
+        self.last_sent_share = message.sent_share
         self._announced[message.version] = message.checksum
         self._compare_checksums(message.version)
 

@@ -42,6 +42,7 @@ from llamarl_hpc.placement import init_process_group, refers_apart
 from llamarl_hpc.storage.checkpoint import CheckpointStore
 from llamarl_hpc.training.engine import TrainerEngine
 from llamarl_hpc.training.snapshot import SnapshotWriter
+from llamarl_hpc.weight_sync.base import Sent
 from llamarl_hpc.weight_sync.select import make_publisher
 
 
@@ -168,15 +169,18 @@ class TrainerExecutor:
                     seconds=receipt.seconds,
                 )
             )
-        if receipt.checksum is not None:
-            receipt.checksum.add_done_callback(lambda checksum: self._summed(command, checksum))
+        if receipt.sent is not None:
+            receipt.sent.add_done_callback(lambda sent: self._summed(command, sent))
 
-    def _summed(self, command: PublishWeights, checksum: Future[str]) -> None:
+    def _summed(self, command: PublishWeights, sent: Future[Sent]) -> None:
         """Called by the thread that sends the weights."""
-        if not checksum.cancelled():
+        if not sent.cancelled():
             self.context.line.send(
                 WeightsSummed(
-                    version=command.version, epoch=command.epoch, checksum=checksum.result()
+                    version=command.version,
+                    epoch=command.epoch,
+                    checksum=sent.result().checksum,
+                    sent_share=sent.result().share,
                 )
             )
 

@@ -37,13 +37,20 @@ class WeightSource(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What is known of a version once it is on its way."""
+
+    checksum: str  # what every receiver must arrive at; "" with weight_sync.verify: off
+    share: float  # of the version's bytes that went to each receiver; 1 but for deltas
+
+
+@dataclass(frozen=True, kw_only=True)
 class PublishReceipt:
     version: int
     num_bytes: int  # of the whole version
     seconds: float  # the trainer was kept from training
-    # Leader only: what every receiver must arrive at, once a thread has summed it up ("" with
-    # weight_sync.verify: off). Cancelled when the version did not go out.
-    checksum: Future[str] | None = None
+    # Leader only: set by a thread once it has summed up; cancelled when the version did not go out
+    sent: Future[Sent] | None = None
 
 
 class WeightPublisher(Protocol):

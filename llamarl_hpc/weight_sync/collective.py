@@ -2,7 +2,7 @@
 
     trainer, every rank   copies the pieces it sends into staging buffers -> training goes on
     trainer, background   agrees with the receivers (rendezvous.py), then broadcasts its buckets,
-                          and sums them meanwhile
+                          or what has changed of them (delta.py), and sums them meanwhile
     generator, background receives all buckets into one arena (collective_receiver.py)
 
 Nothing is gathered, and no trainer rank receives what another one sends. Who waits for whom: the
@@ -31,9 +31,8 @@ from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.placement import World
-from llamarl_hpc.weight_sync.arena import copy_piece
 from llamarl_hpc.weight_sync.background import run_in_background
-from llamarl_hpc.weight_sync.base import PublishReceipt, WeightSource
+from llamarl_hpc.weight_sync.base import PublishReceipt, Sent, WeightSource
 from llamarl_hpc.weight_sync.group import (
     MAX_OPERATION_S,
     Window,
@@ -46,11 +45,7 @@ from llamarl_hpc.weight_sync.group import (
     serve_store,
     use_device,
 )
-from llamarl_hpc.weight_sync.plan import (
-    ALIGNMENT,
-    make_arena,
-    make_plan,
-)
+from llamarl_hpc.weight_sync.plan import make_arena, make_plan
 from llamarl_hpc.weight_sync.rendezvous import (
     POLL_S,
     VERDICT_S,
@@ -59,13 +54,16 @@ from llamarl_hpc.weight_sync.rendezvous import (
     Go,
     Layout,
     Watch,
+    announce_deltas,
     announce_sums,
     clean_up,
     judge,
     read_arrival,
+    read_deltas,
     read_sums,
 )
-from llamarl_hpc.weight_sync.verification import Verify, bucket_sums, checksum_of
+from llamarl_hpc.weight_sync.staging import Staging
+from llamarl_hpc.weight_sync.verification import bucket_sums, checksum_of
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +75,7 @@ class _Transfer:
         self, *, number: int, version: int, epoch: int, members: Sequence[SyncMember]
     ) -> None:
         self.number, self.version, self.epoch = number, version, epoch
-        self.checksum: Future[str] = Future()
+        self.sent: Future[Sent] = Future()
         self.receivers = [f"{m.executor} rank {r}" for m in members for r in range(m.num_ranks)]
         self.cancelled = threading.Event()
         self.finished = threading.Event()
@@ -113,7 +111,7 @@ class CollectivePublisher:
         owned = world.allgather({spec.name: source.owned_range(spec.name) for spec in specs})
         self._plan = make_plan(self._arena, owned, config.bucket_mb << 20)
         self._mine = [bucket for bucket in self._plan if bucket.root == world.rank]
-        self._verify: Verify = config.verify
+        self._verify, self._sends_deltas = config.verify, config.delta == "auto"
         if world.is_leader:
             layout = Layout(
                 arena=self._arena, buckets=self._plan, device=device, verify=config.verify
@@ -135,20 +133,20 @@ class CollectivePublisher:
     def publish(self, version: int, epoch: int, members: Sequence[SyncMember]) -> PublishReceipt:
         start = time.monotonic()
         self._end_last(epoch)
-        self._snapshot()
+        self._snapshot(version)
         self._number += 1
         transfer = _Transfer(number=self._number, version=version, epoch=epoch, members=members)
         self._transfer, staging = transfer, self._staging
         if members:
             run_in_background(lambda: self._run(transfer, staging), "weights")
         else:
-            transfer.checksum.cancel()
+            transfer.sent.cancel()
             transfer.finished.set()
         return PublishReceipt(
             version=version,
             num_bytes=self._arena.num_bytes,
             seconds=time.monotonic() - start,
-            checksum=transfer.checksum if self._world.is_leader else None,
+            sent=transfer.sent if self._world.is_leader else None,
         )
 
     def close(self) -> None:
@@ -158,21 +156,16 @@ class CollectivePublisher:
             self._transfer.cancelled.set()
             self._wait_until_heard(self._transfer)
         drop_groups(self._groups)
-        self._staging = []
+        del self._staging
         self._server = None
 
-    def _new_staging(self) -> list[torch.Tensor]:
-        """One buffer per bucket of this rank; pinned if weights leave a GPU by way of the CPU."""
-        starts, end = [], 0
-        for bucket in self._mine:
-            starts.append(end)
-            end += -(-bucket.num_bytes // ALIGNMENT) * ALIGNMENT
-        pinned = self._from_gpu and self._device.type == "cpu"
-        memory = torch.empty(end, dtype=torch.uint8, device=self._device, pin_memory=pinned)
-        return [
-            memory[start : start + bucket.num_bytes]
-            for start, bucket in zip(starts, self._mine, strict=True)
-        ]
+    def _new_staging(self) -> Staging:
+        return Staging(
+            self._mine,
+            self._device,
+            pinned=self._from_gpu and self._device.type == "cpu",
+            keeps_last=self._sends_deltas,
+        )
 
     def _end_last(self, epoch: int) -> None:
         """Wait for the transfer before. Another epoch means that the controller has given somebody
@@ -188,12 +181,10 @@ class CollectivePublisher:
                 self._staging = self._new_staging()
                 self._groups = {}
 
-    def _snapshot(self) -> None:
-        """Copy what this rank sends into its staging buffers. Nothing leaves meanwhile: sending
-        would take cores and bandwidth from what training waits for."""
-        for bucket, memory in zip(self._mine, self._staging, strict=True):
-            for piece in bucket.pieces:
-                copy_piece(self._source, piece, memory[piece.offset :][: piece.num_bytes])
+    def _snapshot(self, version: int) -> None:
+        """Copy what this rank sends. Nothing leaves meanwhile: sending would take cores and
+        bandwidth from what training waits for."""
+        self._staging.take(self._source, version)
         if self._from_gpu:
             torch.cuda.synchronize()
 
@@ -214,7 +205,7 @@ class CollectivePublisher:
 
     # ------------------------------------------------------------------ background thread
 
-    def _run(self, transfer: _Transfer, staging: list[torch.Tensor]) -> None:
+    def _run(self, transfer: _Transfer, staging: Staging) -> None:
         groups = self._groups
         use_device(self._device)
         try:
@@ -227,12 +218,10 @@ class CollectivePublisher:
             )
             drop_groups(groups)
             self._agreed = (0, [])
-            transfer.checksum.cancel()
+            transfer.sent.cancel()
         transfer.finished.set()
 
-    def _carry_out(
-        self, transfer: _Transfer, staging: list[torch.Tensor], groups: dict[int, Backend]
-    ) -> str:
+    def _carry_out(self, transfer: _Transfer, staging: Staging, groups: dict[int, Backend]) -> str:
         """Agree, send, and hear how it went; returns the verdict."""
         board, number = self._board(), transfer.number
         watch = Watch(
@@ -245,12 +234,11 @@ class CollectivePublisher:
         problem = ""
         try:
             if self._world.is_leader:
-                self._prepare(transfer, board, watch)
+                self._prepare(transfer, staging, board, watch)
             go = msgspec.json.decode(board.wait(f"go/{number}", watch), type=Go)
             self._send(go, transfer, staging, groups, board, watch)
             if self._world.is_leader:
-                sums = self._announced(board, number, watch)
-                transfer.checksum.set_result(checksum_of(self._verify, self._arena, sums))
+                transfer.sent.set_result(self._summary(go, board, watch))
         except (WeightSyncError, RuntimeError) as error:
             problem = str(error)
             board.put(f"failed/{number}", problem)
@@ -271,7 +259,7 @@ class CollectivePublisher:
         board.put(f"heard/{number}/trainer rank {self._world.rank}", verdict)
         return verdict
 
-    def _prepare(self, transfer: _Transfer, board: Board, watch: Watch) -> None:
+    def _prepare(self, transfer: _Transfer, staging: Staging, board: Board, watch: Watch) -> None:
         """Leader: wait until every member asks for this version, then give the word."""
         requests: dict[str, Arrival] = {}
         try:
@@ -290,10 +278,13 @@ class CollectivePublisher:
             processes = [requests[r].process for r in transfer.receivers if r in requests]
             if processes != self._agreed[1]:
                 self._agreed = (transfer.number, processes)
+            held = {request.holds for request in requests.values()}
+            base = held.pop() if len(held) == 1 else None
             go = Go(
                 number=transfer.number,
                 group=self._agreed[0],
                 receivers=transfer.receivers,
+                base=base if staging.has_base(base) else None,
             )
             for receiver, arrival in requests.items():
                 self._served[receiver] = arrival.request
@@ -308,7 +299,7 @@ class CollectivePublisher:
         self,
         go: Go,
         transfer: _Transfer,
-        staging: list[torch.Tensor],
+        staging: Staging,
         groups: dict[int, Backend],
         board: Board,
         watch: Callable[[], None],
@@ -328,24 +319,35 @@ class CollectivePublisher:
                 own_address=self._address,
                 timeout_s=min(self._timeout_s, MAX_OPERATION_S),
             )
-        window = Window([bucket.num_bytes for bucket in self._mine])
+        parcels = staging.parcels(go.base)
+        if go.base is not None:
+            announce_deltas(board, go.number, rank, [parcel.delta for parcel in parcels])
+        window = Window([len(parcel.data) for parcel in parcels])
         under_way: deque[Work] = deque()
         sums: list[list[int]] = []
-        for number, (bucket, memory) in enumerate(zip(self._mine, staging, strict=True)):
+        for number, (bucket, parcel) in enumerate(zip(self._mine, parcels, strict=True)):
             while window.is_full(number):
                 finish_work(under_way.popleft(), watch)
                 window.finished()
             watch()
-            under_way.append(broadcast(groups[rank], memory))
+            under_way.append(broadcast(groups[rank], parcel.data))
             if self._verify != "off":
-                sums.append(
-                    bucket_sums(self._verify, transfer.version, self._arena, bucket, memory)
-                )
+                whole = staging.memory[number]
+                sums.append(bucket_sums(self._verify, transfer.version, self._arena, bucket, whole))
         if self._verify != "off":
             announce_sums(board, go.number, rank, sums)
         while under_way:
             finish_work(under_way.popleft(), watch)
 
-    def _announced(self, board: Board, number: int, watch: Callable[[], None]) -> list[list[int]]:
-        """The sums of all ranks."""
-        return [] if self._verify == "off" else read_sums(board, number, self._plan, watch)
+    def _summary(self, go: Go, board: Board, watch: Callable[[], None]) -> Sent:
+        """What all ranks have summed and sent."""
+        sums: list[list[int]] = []
+        if self._verify != "off":
+            sums = read_sums(board, go.number, self._plan, watch)
+        total = sent = sum(bucket.num_bytes for bucket in self._plan)
+        if go.base is not None:
+            deltas = read_deltas(board, go.number, self._plan, watch)
+            sizes = zip(self._plan, deltas, strict=True)
+            sent = sum(b.num_bytes if d is None else d.num_bytes for b, d in sizes)
+        checksum = checksum_of(self._verify, self._arena, sums)
+        return Sent(checksum=checksum, share=sent / total if total else 0.0)

@@ -11,7 +11,8 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -24,6 +25,7 @@ from llamarl_hpc.types import ParameterSpec
 from llamarl_hpc.weight_sync.arena import StagedArena, check_specs
 from llamarl_hpc.weight_sync.background import Fetcher
 from llamarl_hpc.weight_sync.base import StagedWeights
+from llamarl_hpc.weight_sync.delta import Delta, apply
 from llamarl_hpc.weight_sync.group import (
     MAX_OPERATION_S,
     Window,
@@ -35,7 +37,7 @@ from llamarl_hpc.weight_sync.group import (
     make_group,
     use_device,
 )
-from llamarl_hpc.weight_sync.plan import Bucket, arena_start
+from llamarl_hpc.weight_sync.plan import Bucket, Piece, arena_start
 from llamarl_hpc.weight_sync.rendezvous import (
     POLL_S,
     VERDICT_S,
@@ -44,9 +46,19 @@ from llamarl_hpc.weight_sync.rendezvous import (
     Go,
     Layout,
     Watch,
+    read_deltas,
     read_sums,
 )
 from llamarl_hpc.weight_sync.verification import bucket_sums, checksum_of, compare
+
+
+@dataclass(frozen=True)
+class _Landing:
+    """Where a bucket arrives."""
+
+    raw: torch.Tensor  # uint8: the bucket or, with `delta`, what has changed of it
+    delta: Delta | None
+    is_scattered: bool  # its pieces do not adjoin in the arena
 
 
 class CollectiveReceiver:
@@ -71,6 +83,7 @@ class CollectiveReceiver:
         self._process = secrets.token_hex(8)
         self._layout: Layout | None = None
         self._memory: torch.Tensor | None = None
+        self._holds: int | None = None  # the version that lies whole in it
         self._scratch: list[torch.Tensor] = []  # for buckets whose pieces do not adjoin
         self._groups: dict[int, Backend] = {}  # by the trainer rank that sends
         self._formed = 0  # their group number
@@ -108,18 +121,28 @@ class CollectiveReceiver:
         layout = self._learn_layout(board, watch)
         request = secrets.token_hex(8)
         arrival = Arrival(
-            receiver=self._me, process=self._process, request=request, version=version, epoch=epoch
+            receiver=self._me,
+            process=self._process,
+            request=request,
+            version=version,
+            epoch=epoch,
+            holds=self._holds,
         )
         board.put(f"arrived/{self._me}", arrival)
         go = msgspec.json.decode(board.wait(f"answer/{request}", watch), type=Go)
         board.forget([f"answer/{request}"])
         watch.number = go.number
         try:
+            watch()  # where somebody did not come, nobody forms a group either
             self._form_groups(layout, go, store_address)
-            memory, sums = self._receive(layout, version, watch)
+            deltas: list[Delta | None] = [None] * len(layout.buckets)
+            if go.base is not None:
+                deltas = read_deltas(board, go.number, layout.buckets, watch)
+            memory, sums = self._receive(layout, version, deltas, watch)
             checksum = self._verify(layout, go.number, sums, board, watch)
         except (WeightSyncError, RuntimeError) as error:
             raise self._give_up(version, error, go, board) from error
+        self._holds = version
         board.put(f"end/{go.number}/{self._me}", "")
         return StagedArena(
             version=version,
@@ -143,58 +166,100 @@ class CollectiveReceiver:
         return self._layout
 
     def _receive(
-        self, layout: Layout, version: int, watch: Callable[[], None]
+        self,
+        layout: Layout,
+        version: int,
+        deltas: Sequence[Delta | None],
+        watch: Callable[[], None],
     ) -> tuple[torch.Tensor, list[list[int]]]:
-        """All buckets, in the plan's order, into the arena; their sums."""
+        """All buckets, in the plan's order, into the arena; their sums. What arrives as a delta is
+        applied to what the arena holds."""
         watch()
+        self._holds = None  # until all is there
         if self._memory is None:
             self._memory = torch.empty(
                 layout.arena.num_bytes, dtype=torch.uint8, device=self._device
             )
         memory = self._memory
-        under_way: deque[tuple[Work, Bucket, torch.Tensor, bool]] = deque()
+        under_way: deque[tuple[Work, Bucket, _Landing]] = deque()
         sums: list[list[int]] = []
 
         def finish() -> None:
-            work, bucket, arrived, is_scattered = under_way.popleft()
+            work, bucket, landing = under_way.popleft()
             finish_work(work, watch)
+            arrived = self._whole(layout, bucket, landing, memory)
             if layout.verify != "off":
                 sums.append(bucket_sums(layout.verify, version, layout.arena, bucket, arrived))
-            if is_scattered:
+            if landing.is_scattered:
                 self._scatter(layout, bucket, arrived, memory)
 
-        window = Window([bucket.num_bytes for bucket in layout.buckets])
+        sizes = [
+            bucket.num_bytes if delta is None else delta.num_bytes
+            for bucket, delta in zip(layout.buckets, deltas, strict=True)
+        ]
+        window = Window(sizes)
         for number, bucket in enumerate(layout.buckets):
             while window.is_full(number):
                 finish()
                 window.finished()
-            target, is_scattered = self._target(layout, bucket, memory)
-            work = broadcast(self._groups[bucket.root], target)
-            under_way.append((work, bucket, target, is_scattered))
+            landing = self._landing(layout, bucket, deltas[number], memory)
+            work = broadcast(self._groups[bucket.root], landing.raw)
+            under_way.append((work, bucket, landing))
         while under_way:
             finish()
         return memory, sums
 
-    def _target(
-        self, layout: Layout, bucket: Bucket, memory: torch.Tensor
-    ) -> tuple[torch.Tensor, bool]:
-        """Where a bucket goes: straight into the arena if it lies there in one piece."""
+    def _landing(
+        self, layout: Layout, bucket: Bucket, delta: Delta | None, memory: torch.Tensor
+    ) -> _Landing:
+        """Where a bucket arrives: straight in the arena if it is all there and lies there in one
+        piece."""
+        start = arena_start(layout.arena, bucket)
+        if delta is not None:
+            raw = torch.empty(delta.num_bytes, dtype=torch.uint8, device=self._device)
+            return _Landing(raw, delta, start is None)
+        if start is not None:
+            return _Landing(memory[start : start + bucket.num_bytes], None, False)
+        return _Landing(self._borrow(layout, bucket), None, True)
+
+    def _whole(
+        self, layout: Layout, bucket: Bucket, landing: _Landing, memory: torch.Tensor
+    ) -> torch.Tensor:
+        """The new bytes of the bucket, in the arena already unless it is scattered."""
+        if landing.delta is None:
+            return landing.raw
         start = arena_start(layout.arena, bucket)
         if start is not None:
-            return memory[start : start + bucket.num_bytes], False
+            whole = memory[start : start + bucket.num_bytes]
+        else:
+            whole = self._borrow(layout, bucket)
+            for piece, place in self._places(layout, bucket, memory):
+                whole[piece.offset :][: piece.num_bytes] = place
+        apply(landing.delta, landing.raw, whole)
+        return whole
+
+    def _borrow(self, layout: Layout, bucket: Bucket) -> torch.Tensor:
+        """Memory for a bucket that does not lie in one piece, until `_scatter` takes it back."""
         if not self._scratch:
             size = max(b.num_bytes for b in layout.buckets)
             self._scratch.append(torch.empty(size, dtype=torch.uint8, device=self._device))
-        return self._scratch.pop()[: bucket.num_bytes], True
+        return self._scratch.pop()[: bucket.num_bytes]
 
     def _scatter(
         self, layout: Layout, bucket: Bucket, arrived: torch.Tensor, memory: torch.Tensor
     ) -> None:
-        for piece in bucket.pieces:
-            at = layout.arena.position(piece.name, piece.dtype, piece.start)
-            memory[at : at + piece.num_bytes] = arrived[piece.offset :][: piece.num_bytes]
+        for piece, place in self._places(layout, bucket, memory):
+            place.copy_(arrived[piece.offset :][: piece.num_bytes])
         whole = arrived.untyped_storage()
         self._scratch.append(torch.empty(0, dtype=torch.uint8, device=self._device).set_(whole))
+
+    def _places(
+        self, layout: Layout, bucket: Bucket, memory: torch.Tensor
+    ) -> Iterator[tuple[Piece, torch.Tensor]]:
+        """Each piece of the bucket and its place in the arena."""
+        for piece in bucket.pieces:
+            at = layout.arena.position(piece.name, piece.dtype, piece.start)
+            yield piece, memory[at : at + piece.num_bytes]
 
     def _verify(
         self,
@@ -231,6 +296,7 @@ class CollectiveReceiver:
     def _give_up(self, version: int, error: Exception, go: Go, board: Board) -> WeightSyncError:
         """Tell the others, hear the verdict, and start from scratch next time."""
         drop_groups(self._groups)
+        self._holds = None
         self._memory, self._scratch = None, []  # what hangs may still write into the old ones
         verdict: str | None = None
         with contextlib.suppress(WeightSyncError, RuntimeError):

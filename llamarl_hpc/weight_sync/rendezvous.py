@@ -1,8 +1,11 @@
 """How trainer ranks and generator ranks agree on one transfer, through a small key-value store.
 
-    generator rank  arrived/<receiver>   "I want version 7 of epoch 3: request R of process P"
+    generator rank  arrived/<receiver>   "I want version 7 of epoch 3 and hold 6: request R of
+                    process P"
     trainer rank 0  waits until all receivers have arrived, then
-                    answer/<R>, go/<n>   transfer n: checksum, receivers, group number
+                    answer/<R>, go/<n>   transfer n: receivers, group number, the version that all
+                    hold and whose differences are sent
+    trainer rank    deltas/<n>/<rank>: how many bytes of each bucket it sends, if differences
     trainer rank    sums/<n>/<rank>: what it has sent, piece by piece, while it is sent
     everybody       broadcasts, then end/<n>/<participant>: "" or what went wrong
     trainer rank 0  waits for all ends, then verdict/<n>: "" or who is to blame
@@ -19,13 +22,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 import msgspec
 from torch._C._distributed_c10d import TCPStore
 
 from llamarl_hpc.errors import WeightSyncError
+from llamarl_hpc.weight_sync.delta import Delta
 from llamarl_hpc.weight_sync.plan import Arena, Bucket
 from llamarl_hpc.weight_sync.verification import Verify
+
+_T = TypeVar("_T")
 
 POLL_S = 0.005
 VERDICT_S = 3.0  # how long those who failed wait to hear whose fault it was
@@ -46,6 +53,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     request: str  # another one at every fetch
     version: int
     epoch: int
+    holds: int | None  # the version that lies whole in its memory
 
 
 class Go(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +62,7 @@ class Go(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # of the transfer
     group: int
     receivers: list[str]
+    base: int | None  # deltas from this version are sent; None: everything is
 
 
 class Board:
@@ -118,12 +127,31 @@ def read_sums(
     board: Board, number: int, buckets: Sequence[Bucket], watch: Callable[[], None]
 ) -> list[list[int]]:
     """The announced sums of all buckets of the plan, as soon as every sender has them."""
+    return _of_all(board, f"sums/{number}", buckets, watch, list[list[int]])
+
+
+def announce_deltas(board: Board, number: int, rank: int, deltas: Sequence[Delta | None]) -> None:
+    """What a trainer rank sends of its buckets, in the order of the plan; None: all of it."""
+    board.put(f"deltas/{number}/trainer rank {rank}", msgspec.json.encode(deltas).decode())
+
+
+def read_deltas(
+    board: Board, number: int, buckets: Sequence[Bucket], watch: Callable[[], None]
+) -> list[Delta | None]:
+    """The announced deltas of all buckets of the plan, as soon as every sender has them."""
+    return _of_all(board, f"deltas/{number}", buckets, watch, list[Delta | None])
+
+
+def _of_all(
+    board: Board,
+    key: str,
+    buckets: Sequence[Bucket],
+    watch: Callable[[], None],
+    kind: type[list[_T]],
+) -> list[_T]:
+    """By bucket, what the trainer ranks have each put under `key` for their own."""
     by_rank = {
-        root: iter(
-            msgspec.json.decode(
-                board.wait(f"sums/{number}/trainer rank {root}", watch), type=list[list[int]]
-            )
-        )
+        root: iter(msgspec.json.decode(board.wait(f"{key}/trainer rank {root}", watch), type=kind))
         for root in sorted({bucket.root for bucket in buckets})
     }
     return [next(by_rank[bucket.root]) for bucket in buckets]
@@ -171,4 +199,5 @@ def _failure(ends: Mapping[str, str], watch: Callable[[], None]) -> str:
 def clean_up(board: Board, number: int, participants: Sequence[str]) -> None:
     """Forget what nobody can be looking for any more."""
     board.forget([f"{key}/{number}" for key in ("go", "verdict", "failed")])
-    board.forget([f"{key}/{number}/{p}" for key in ("end", "heard", "sums") for p in participants])
+    kinds = ("end", "heard", "sums", "deltas")
+    board.forget([f"{key}/{number}/{p}" for key in kinds for p in participants])

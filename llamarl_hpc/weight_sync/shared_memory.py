@@ -33,7 +33,7 @@ from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.weight_sync.arena import copy_piece
 from llamarl_hpc.weight_sync.background import run_in_background
-from llamarl_hpc.weight_sync.base import PublishReceipt, WeightSource
+from llamarl_hpc.weight_sync.base import PublishReceipt, Sent, WeightSource
 from llamarl_hpc.weight_sync.manifest import Manifest, write_manifest
 from llamarl_hpc.weight_sync.plan import make_arena, make_plan
 from llamarl_hpc.weight_sync.segment import NUM_SLOTS, Segment, remove_stale
@@ -90,19 +90,19 @@ class SharedMemoryPublisher:
         for _, piece in self._mine:
             copy_piece(self._source, piece, self._layout.memory_of(self._slots[slot], piece))
         self._segment.set_copied(slot, self._world.rank, self._serial)
-        checksum: Future[str] | None = None
+        sent: Future[Sent] | None = None
         if self._world.is_leader:
             self._await_copies(slot, version)
             self._segment.set_version(slot, version, self._serial)
             self._segment.unlock_for_writing(slot)
             self._offered[slot] = executors
-            checksum = Future()
-        self._sum_beside(slot, version, checksum)
+            sent = Future()
+        self._sum_beside(slot, version, sent)
         return PublishReceipt(
             version=version,
             num_bytes=self._layout.arena.num_bytes,
             seconds=time.monotonic() - start,
-            checksum=checksum,
+            sent=sent,
         )
 
     def close(self) -> None:
@@ -154,11 +154,11 @@ class SharedMemoryPublisher:
 
     # ------------------------------------------------------------------ background thread
 
-    def _sum_beside(self, slot: int, version: int, checksum: Future[str] | None) -> None:
+    def _sum_beside(self, slot: int, version: int, sent: Future[Sent] | None) -> None:
         layout, segment, serial, rank = self._layout, self._segment, self._serial, self._world.rank
         if layout.verify == "off":
-            if checksum is not None:
-                checksum.set_result("")
+            if sent is not None:
+                sent.set_result(Sent(checksum="", share=1.0))
             return
         memory = [(n, p, layout.memory_of(self._slots[slot], p)) for n, p in self._mine]
         summed = self._summed[slot]
@@ -177,21 +177,22 @@ class SharedMemoryPublisher:
                 )
             finally:
                 summed.set()
-            if checksum is not None:
-                self._announce(slot, serial, checksum)
+            if sent is not None:
+                self._announce(slot, serial, sent)
 
         run_in_background(work, "sums")
 
-    def _announce(self, slot: int, serial: int, checksum: Future[str]) -> None:
+    def _announce(self, slot: int, serial: int, sent: Future[Sent]) -> None:
         """Leader: the checksum of the whole version, once all ranks have summed theirs."""
         deadline, ranks = time.monotonic() + self._timeout_s, range(self._world.size)
         while not all(self._segment.is_summed(slot, rank, serial) for rank in ranks):
             if time.monotonic() >= deadline:
-                checksum.cancel()
+                sent.cancel()
                 return
             time.sleep(_POLL_S)
         sums = self._segment.sums(slot)
-        checksum.set_result(checksum_of(self._layout.verify, self._layout.arena, [sums]))
+        checksum = checksum_of(self._layout.verify, self._layout.arena, [sums])
+        sent.set_result(Sent(checksum=checksum, share=1.0))
 
 
 def _create(run: RunDir, layout: Manifest) -> Segment:

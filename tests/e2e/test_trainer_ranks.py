@@ -35,7 +35,7 @@ def test_two_ranks_train_like_one(
         tmp_path,
         trainer={"zero_stage": zero_stage},
         generator={"replicas": replicas},
-        weight_sync={"transport": transport},
+        weight_sync={"transport": transport, "delta": "auto"},
         resources={"trainer": {"ntasks_per_node": 2}},
     )
     folder = tmp_path / "run"
@@ -97,6 +97,7 @@ def test_a_run_with_lora_draws_from_merged_weights_and_exports_them(
             "save_total_limit": 1,
             "eval_steps": 1,
         },
+        weight_sync={"transport": "collective", "delta": "auto"},
     )
     folder = tmp_path / "run"
     answer = start("run", config, "--run-dir", folder, folder=folder).finish()
@@ -105,6 +106,9 @@ def test_a_run_with_lora_draws_from_merged_weights_and_exports_them(
     assert [line["policy_version"] for line in steps] == [1, 2, 3]
     # the generator sampled with what the trainer computes with: merged or side by side
     assert max(abs(line["mismatch/kl"]) for line in steps) < 1e-4
+    # and got all of version 0, but of those after it only what LoRA has changed
+    shares = [line["weight_sync/sent_share"] for line in steps]
+    assert shares[0] == 1.0 and max(shares[1:]) < 0.5
     measured = {
         line["policy_version"]: line["eval/heldout/avg@1"]
         for line in lines_of(folder)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from llamarl_hpc.channels.messages import SyncMember
+from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.placement import World
 from llamarl_hpc.types import ParameterSpec
 from llamarl_hpc.weight_sync.base import PublishReceipt, StagedWeights, WeightReceiver
+from llamarl_hpc.weight_sync.collective import CollectivePublisher
+from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
 
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "embed.weight": ((512, 130), torch.float32),
@@ -91,8 +97,8 @@ class ThreadWorld(World):
 
 def checksum_of(receipt: PublishReceipt) -> str:
     """What the leader's thread arrives at."""
-    assert receipt.checksum is not None
-    return receipt.checksum.result(20)
+    assert receipt.sent is not None
+    return receipt.sent.result(20).checksum
 
 
 def wait_staged(receiver: WeightReceiver, timeout_s: float = 20.0) -> StagedWeights:
@@ -111,3 +117,85 @@ def assert_holds(staged: StagedWeights, version: int) -> None:
     assert list(got) == list(expected)
     for name, tensor in got.items():
         assert tensor.dtype == expected[name].dtype and torch.equal(tensor, expected[name])
+
+
+# ------------------------------------------------------------------ over gloo
+
+CONFIG = WeightSyncConfig(timeout_s=15.0, bucket_mb=1)
+
+
+def members(*numbers: int) -> list[SyncMember]:
+    return [SyncMember(executor=f"generator.{number}", num_ranks=1) for number in numbers]
+
+
+class Trainer:
+    """A publisher on each of `size` ranks; ranks are threads."""
+
+    def __init__(
+        self, *, size: int = 1, sharded: bool = False, config: WeightSyncConfig = CONFIG
+    ) -> None:
+        shared: dict[str, object] = {}
+        self.sources = [ToySource(rank, size, sharded=sharded) for rank in range(size)]
+        self.publishers: dict[int, CollectivePublisher] = {}
+
+        def make(rank: int) -> None:
+            self.publishers[rank] = CollectivePublisher(
+                config=config,
+                world=ThreadWorld(rank, size, shared) if size > 1 else World(),
+                source=self.sources[rank],
+                device="cpu",
+                source_device="cpu",
+                address="127.0.0.1",
+            )
+
+        self.on_all_ranks(make)
+        self.store_address = self.publishers[0].store_address
+
+    def on_all_ranks(self, call: Callable[[int], None]) -> None:
+        threads = [threading.Thread(target=call, args=(r,)) for r in range(len(self.sources))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(40)
+
+    def publish(
+        self,
+        version: int,
+        to: list[SyncMember],
+        epoch: int = 1,
+        tensors: dict[str, torch.Tensor] | None = None,
+    ) -> PublishReceipt:
+        """`tensors`: other ones than `weights(version)`."""
+        receipts: dict[int, PublishReceipt] = {}
+
+        def on_rank(rank: int) -> None:
+            made = weights(version) if tensors is None else tensors
+            self.sources[rank].tensors = {name: tensor.clone() for name, tensor in made.items()}
+            receipts[rank] = self.publishers[rank].publish(version, epoch, to)
+            for tensor in self.sources[rank].tensors.values():
+                tensor.zero_()  # training goes on: the snapshot must not care
+
+        self.on_all_ranks(on_rank)
+        assert all((receipt.sent is None) == (rank > 0) for rank, receipt in receipts.items())
+        return receipts[0]
+
+    def wait_failure(self, timeout_s: float = 20.0) -> str:
+        end = time.monotonic() + timeout_s
+        while not self.publishers[0].failure and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.publishers[0].failure
+
+    def close(self) -> None:
+        for publisher in self.publishers.values():
+            publisher.close()
+
+
+def receiver(number: int, config: WeightSyncConfig = CONFIG) -> CollectiveReceiver:
+    return CollectiveReceiver(
+        config=config,
+        executor=f"generator.{number}",
+        rank=0,
+        device="cpu",
+        address="127.0.0.1",
+        specs=SPECS,
+    )

@@ -96,7 +96,7 @@ class Trainer:
         first = results[0]
         if isinstance(first, Exception):
             raise first
-        assert all(isinstance(o, PublishReceipt) and o.checksum is None for o in results[1:])
+        assert all(isinstance(o, PublishReceipt) and o.sent is None for o in results[1:])
         return first
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Both transports between real MPI worlds, for any number of ranks."""
+"""Both transports between real MPI worlds, for any number of ranks; what they hold in memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from memory_program import NOT_HELD
 
 from llamarl_hpc.run_dir import RunDir
 
@@ -21,6 +22,19 @@ def mpiexec() -> str:
     if found is None:
         pytest.skip("no mpiexec on this machine")
     return found
+
+
+def mpi_run(size: int, program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
+    }
+    command = [mpiexec(), "-n", f"{size}", sys.executable, str(program), *map(str, arguments)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.mpi
@@ -38,21 +52,23 @@ def test_worlds_exchange_weights_bit_by_bit(
     layout: str,
 ) -> None:
     run = RunDir.create_at(tmp_path / "run")
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
-    }
-    program = [sys.executable, str(HERE / "mpi_program.py"), str(run.path), transport]
-    result = subprocess.run(
-        [mpiexec(), "-n", f"{num_trainers + num_generators}", *program, f"{num_trainers}", layout],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    result = mpi_run(
+        num_trainers + num_generators,
+        HERE / "mpi_program.py",
+        run.path,
+        transport,
+        num_trainers,
+        layout,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"ok {said}" in result.stdout
+
+
+@pytest.mark.mpi
+def test_no_rank_ever_holds_more_than_a_copy_of_what_zero_3_has_left_it(tmp_path: Path) -> None:
+    run = RunDir.create_at(tmp_path / "run")
+    result = mpi_run(3, HERE / "memory_program.py", run.path)
+    if result.returncode == NOT_HELD:
+        pytest.skip("the kernel of this machine does not hold RLIMIT_DATA")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "ok" in result.stdout

@@ -52,3 +52,9 @@ class WeightSyncConfig(Block):
         description="What is summed and compared before a version is used: all of it, another "
         "sixteenth of it with every version, or nothing.",
     )
+    delta: Literal["off", "auto"] = Field(
+        "off",
+        description="With `collective`: send only the words that have changed since the version "
+        "before, bucket by bucket where that is less than half of it (bfloat16 at small learning "
+        "rates). Exact. Takes memory for a second copy of what a trainer rank sends.",
+    )
