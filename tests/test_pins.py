@@ -22,12 +22,17 @@ PINS = {
 UNPINNED = re.compile(r"nvidia-|cuda-|triton|setuptools")
 
 
+NOT_SET_UP = {"bench"}  # extras that `make setup` leaves out
+
+
 def direct() -> list[Requirement]:
-    """Requirements of setup.cfg, all extras included."""
+    """Requirements of setup.cfg, with all extras that are set up."""
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     lines = settings["options"]["install_requires"]
-    for extra in settings["options.extras_require"].values():
+    for name, extra in settings["options.extras_require"].items():
+        if name in NOT_SET_UP:
+            continue
         lines += "\n" + extra.replace(";", "\n")
     return [Requirement(line) for line in lines.splitlines() if line.strip()]
 

