@@ -116,6 +116,12 @@ def _rows_of_steps(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if figures["state"] == "running" and figures["eta_s"] is not None:
         fits = {None: "", True: ", within the time limit", False: ", not within the time limit"}
         yield "left", f"about {_duration(figures['eta_s'])}{fits[figures['fits']]}"
+    if figures["state"] == "running" and (stop_s := figures["time"].get("stop")) is not None:
+        signal_s = figures["signal_delay_s"]
+        signal = (
+            "" if signal_s is None else f"; Slurm signals {signal_s:.0f} s before the job's end"
+        )
+        yield "a stop takes", f"about {_duration(stop_s)}{signal}"
     end = (figures["job"] or {}).get("end")
     if figures["state"] == "running" and end is not None:
         yield "time limit", f"in {_duration(max(0.0, end - time.time()))}"

@@ -33,10 +33,12 @@ def assemble(
     launcher: Launcher,
     one_host: bool,
     job: JobAround | None,
+    checkpoint_s: float,
     force_plain: bool,
 ) -> Controller:
     """Called inside the running loop. Continues from the newest valid checkpoint, if any.
     `one_host`: every executor runs beside the controller. `job`: the Slurm job around us.
+    `checkpoint_s`: what a checkpoint is expected to take, or 0.
 
     Raises ConfigError when the checkpoint was made with another data set.
     """
@@ -76,5 +78,6 @@ def assemble(
         tracer=Tracer(run.trace_file(attempt, "controller"), "controller"),
         job=job,
         stop_file=run.stop_requested,
+        checkpoint_s=checkpoint_s,
     )
     return Controller(config, attempt, parts, state)

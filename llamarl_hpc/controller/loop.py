@@ -42,6 +42,7 @@ from llamarl_hpc.controller.deadline import Deadline
 from llamarl_hpc.controller.ending import TIME_LIMIT, Ending
 from llamarl_hpc.controller.evaluation import HeldOut
 from llamarl_hpc.controller.fleet import Fleet
+from llamarl_hpc.controller.grace import Grace
 from llamarl_hpc.controller.inbox import Inbox
 from llamarl_hpc.controller.parts import Parts
 from llamarl_hpc.controller.rollouts import RolloutFlow
@@ -112,6 +113,7 @@ class Controller:
             bell=self.bell,
             fleet=self.fleet,
             timeout_s=config.channels.reply_timeout_s,
+            expected_s=parts.checkpoint_s,
         )
         self.trainer = TrainerLine(
             config,
@@ -133,6 +135,12 @@ class Controller:
             reply_timeout_s=config.channels.reply_timeout_s,
         )
         self.deadline = Deadline(config.launch.stop_margin_s)
+        self.deadline.pace.checkpoint_s = parts.checkpoint_s
+        self.grace = Grace(
+            self.deadline.pace,
+            signal_delay_s=config.launch.signal_delay_s,
+            kill_wait_s=None if parts.job is None else parts.job.kill_wait_s,
+        )
         self.ending = Ending(
             self.deadline,
             job=parts.job,
@@ -418,9 +426,11 @@ class Controller:
             timings=self.timings.end_step(
                 waited_s=waited_s, tokens=sum(group.num_tokens for group in groups)
             )
+            | {"time/stop": self.grace.stop_s}
             | self.flow.sampling_figures(step),
         )
         self.parts.progress.step(self._snapshot())
+        self.grace.consider()
 
     async def _renew_reference(self) -> None:
         """The policy as it is now becomes the reference; in a folder first, for a resume."""

@@ -34,3 +34,4 @@ class Parts:
     tracer: Tracer
     job: JobAround | None
     stop_file: Path
+    checkpoint_s: float  # that a checkpoint is expected to take; 0 if nobody knows

@@ -65,8 +65,10 @@ class Saving:
         bell: Bell,
         fleet: Fleet,
         timeout_s: float,
+        expected_s: float,
     ) -> None:
-        """`timeout_s`: for the trainer to have written its part."""
+        """`timeout_s`: for the trainer to have written its part. `expected_s`: for a checkpoint,
+        before one was made; 0 if nobody knows."""
         self._store, self._writer, self._metrics = store, writer, metrics
         self._bell, self._fleet, self._timeout_s = bell, fleet, timeout_s
         self.best = Best(store)
@@ -76,7 +78,7 @@ class Saving:
         self.is_busy = False  # from the request to COMPLETE
         self._saved = -1  # step of the newest checkpoint that the trainer has written
         self._blocked_s = 0.0  # not yet reported
-        self.last_seconds = 0.0  # from request to COMPLETE, last time
+        self.last_seconds = expected_s  # from request to COMPLETE, last time
 
     async def begin(self, step: int) -> str:
         """The folder for the checkpoint of `step`, once the one before is complete."""

@@ -37,6 +37,7 @@ from llamarl_hpc.errors import (
     StoppedByAlarm,
     StoppedBySignal,
 )
+from llamarl_hpc.launch.checkpoint_time import expected_s
 from llamarl_hpc.launch.continuation import check_wanted, continue_run, started_by
 from llamarl_hpc.launch.doctor.examine import preflight
 from llamarl_hpc.launch.own_job import OwnJob
@@ -230,6 +231,8 @@ def _see_through(
     from llamarl_hpc.controller.assemble import assemble
 
     controllers: list[Controller] = []
+    # only the end of a job is worth finding out how long a checkpoint takes before one is made
+    checkpoint_s = 0.0 if job is None else expected_s(prepared.config, prepared.model_folder, run)
 
     async def go() -> None:
         controller = assemble(
@@ -240,6 +243,7 @@ def _see_through(
             launcher=make_launcher(starter, prepared.config, run, entry["number"]),
             one_host=is_one_host(starter),
             job=None if job is None else _around(job, prepared.config),
+            checkpoint_s=checkpoint_s,
             force_plain=force_plain,
         )
         controllers.append(controller)

@@ -73,9 +73,11 @@ def check_idle(run: RunDir) -> None:
 
 def resume_run(run: RunDir, overrides: Sequence[str] = ()) -> RunJob:
     """Submit the next attempt as a Slurm job. Raises ConfigError."""
+    from llamarl_hpc.launch.checkpoint_time import check_resumed_run
     from llamarl_hpc.launch.submit import check_submission, submit_run
 
     config = check_resumable(run, overrides)
     check_submission(config, run.path)
+    check_resumed_run(config, run)
     run.stop_requested.unlink(missing_ok=True)
     return submit_run(run, config, overrides)

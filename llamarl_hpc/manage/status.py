@@ -55,7 +55,8 @@ def read_status(run: RunDir, *, ask_slurm: bool = True) -> dict[str, Any]:
         "warnings": warnings,
         **_progress(run, attempts, settings["trainer"]["max_steps"]),
     }
-    return figures | {"fits": _fits(figures, settings)}
+    delay_s = (settings.get("launch") or {}).get("signal_delay_s") if job is not None else None
+    return figures | {"signal_delay_s": delay_s, "fits": _fits(figures, settings)}
 
 
 # ------------------------------------------------------------------ Slurm

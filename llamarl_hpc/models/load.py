@@ -164,12 +164,17 @@ def stop_token_ids(
 
 def tensor_names(folder: Path) -> set[str]:
     """Names of all tensors in the safetensors files; reads headers only."""
-    names: set[str] = set()
+    return set(tensor_shapes(folder))
+
+
+def tensor_shapes(folder: Path) -> dict[str, list[int]]:
+    """Shapes of all tensors in the safetensors files, by name; reads headers only."""
+    shapes: dict[str, list[int]] = {}
     for path in weight_files(folder):
         with path.open("rb") as file:
             header = json.loads(file.read(8 + _header_bytes(path))[8:])
-        names.update(name for name in header if name != "__metadata__")
-    return names
+        shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+    return shapes
 
 
 def _check_whole(path: Path) -> None:

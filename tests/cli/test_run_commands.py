@@ -47,6 +47,19 @@ def test_status_tells_of_a_job_that_waits(slurm: FakeSlurm, run: RunDir, tmp_pat
     assert (figures["state"], figures["job"]["job_id"], figures["fits"]) == ("queued", "700", None)
 
 
+def test_status_tells_how_long_a_stop_takes_and_when_slurm_signals(
+    slurm: FakeSlurm, run: RunDir
+) -> None:
+    run.config.write_text("trainer: {max_steps: 10}\nlaunch: {signal_delay_s: 180}\n")
+    attempt = {"number": 1, "job_id": "700", "started": time.time(), "outcome": "running"}
+    run.run_json.write_text(json.dumps({**run.read_info(), "attempts": [attempt]}))
+    run.metrics.write_text('{"step": 0, "attempt": 1, "time/step": 20.0, "time/stop": 44.4}\n')
+    slurm.answer("squeue", (0, "700+0|RUNNING|n1|None|N/A|N/A\n", ""))
+    answer = cli("status", run.path)
+    assert answer.code == 0, answer.err
+    assert "about 44 s; Slurm signals 180 s before the job's end" in " ".join(answer.out.split())
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -270,6 +270,22 @@ def test_without_slurm_it_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
+def test_a_checkpoint_that_takes_longer_than_slurm_gives_is_refused(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    config = write_run_files(tmp_path, launch={"signal_delay_s": 1})
+    weights = {"a": {"dtype": "BF16", "shape": [1 << 33], "data_offsets": [0, 1 << 34]}}
+    header = json.dumps(weights).encode()
+    with (tmp_path / "model" / "model.safetensors").open("wb") as file:  # 16 GiB, all holes
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(file.tell() + (1 << 34))
+    answer = cli("submit", config, "--run-dir", tmp_path / "r")
+    assert answer.code == 2 and len(answer.err.splitlines()) == 1, answer.err
+    assert "a checkpoint of 96.0 GiB would take" in answer.err
+    assert "launch.signal_delay_s lets Slurm signal only 1 s before the job's end" in answer.err
+    assert not (tmp_path / "r").exists() and slurm.calls("sbatch") == []
+
+
 def test_a_job_that_sbatch_refuses_leaves_no_run_behind(slurm: FakeSlurm, tmp_path: Path) -> None:
     config, logs = write_run_files(tmp_path), tmp_path / "logs"
     logs.mkdir()

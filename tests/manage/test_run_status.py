@@ -182,6 +182,7 @@ def test_time_left_is_of_the_median_step_and_is_held_against_the_time_limit(
         figures = read_status(run)
         assert (figures["seconds_per_step"], figures["eta_s"]) == (10.0, 60.0)
         assert figures["fits"] is fits
+        assert figures["signal_delay_s"] == 180
         assert abs(figures["job"]["end"] - time.time() - seconds) < 5.0
 
 
