@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "srun", "scontrol")
+COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "srun", "scontrol", "sinfo")
 
 _PROGRAM = """#!{python} -S
 import json, os, pathlib, sys

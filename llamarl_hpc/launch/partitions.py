@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.node_share import NodeShare
 from llamarl_hpc.launch.queue import Run, run_command
 from llamarl_hpc.launch.request import components_of
 from llamarl_hpc.launch.script import Options
+from llamarl_hpc.slurm_text import node_kinds
+from llamarl_hpc.slurm_text.node_kinds import NodeKind
 from llamarl_hpc.slurm_text.show_partition import Partition, parse_partitions
 from llamarl_hpc.slurm_text.time_limit import parse_time
 
+Kinds = Mapping[str, Sequence[NodeKind]]  # by partition; without those that sinfo keeps to itself
+
 
 def check_partitions(config: Config, run: Run = run_command) -> None:
-    """Raise ConfigError for a partition that is not there or takes no jobs, and for a time or a
-    number of nodes above its limits. Without an answer from scontrol nothing is checked: sbatch
-    has the last word in any case."""
+    """Raise ConfigError for a partition that is not there or takes no jobs, for a time or a number
+    of nodes above its limits, and for cores, memory or GPUs that none of its nodes has. What
+    scontrol and sinfo do not say is not checked: sbatch has the last word in any case."""
     answer = run(["scontrol", "--oneliner", "show", "partition"])
     known = parse_partitions(answer.stdout) if not answer.returncode else {}
-    if known:
-        for component in components_of(config):
-            for fault in _faults(component.options, known):
-                raise ConfigError(f"{component.name}: {fault}")
+    if not known:
+        return
+    answer = run(["sinfo", "--noheader", "--all", "--exact", f"--format={node_kinds.FORMAT}"])
+    kinds = node_kinds.parse_node_kinds(answer.stdout) if not answer.returncode else {}
+    for component in components_of(config):
+        for fault in _faults(component.options, known, kinds):
+            raise ConfigError(f"{component.name}: {fault}")
 
 
-def _faults(options: Options, known: Mapping[str, Partition]) -> Iterator[str]:
+def _faults(options: Options, known: Mapping[str, Partition], kinds: Kinds) -> Iterator[str]:
     names = [name for name in str(options.get("partition") or "").split(",") if name]
     if not names:
         names = [name for name, partition in known.items() if partition.is_default]
@@ -39,15 +47,17 @@ def _faults(options: Options, known: Mapping[str, Partition]) -> Iterator[str]:
             hint = f"; did you mean '{near[0]}'?" if near else f"; there are {_listed(known)}"
             yield f"there is no partition '{name}'{hint}"
             return
-    refusals = [_refusal(options, known[name]) for name in names]
+    refusals = [_refusal(options, known[name], kinds.get(name, [])) for name in names]
     if all(refusals):  # of several partitions one must take it
         yield refusals[0]
 
 
-def _refusal(options: Options, partition: Partition) -> str:
+def _refusal(options: Options, partition: Partition, kinds: Sequence[NodeKind]) -> str:
     """Why the partition would never start this; empty when it would."""
     if partition.state != "UP":
         return f"partition '{partition.name}' is {partition.state} and starts no jobs; take another"
+    if words := NodeShare.of(options).misfit(kinds, partition.max_cores_per_node):
+        return f"partition '{partition.name}' cannot take it: {words}"
     if options.get("qos") or options.get("reservation"):  # they may lift the partition's limits
         return ""
     seconds = parse_time(str(options["time"])) if options.get("time") else None

@@ -19,6 +19,7 @@ class Partition:
     max_time_s: int | None = None
     max_time: str = ""  # as Slurm writes it
     max_nodes: int | None = None  # of one job; never more than there are
+    max_cores_per_node: int | None = None  # of one job
 
 
 def parse_partitions(text: str) -> dict[str, Partition]:
@@ -34,6 +35,7 @@ def parse_partitions(text: str) -> dict[str, Partition]:
                 max_time_s=_time(values.get("MaxTime", "")),
                 max_time=values.get("MaxTime", ""),
                 max_nodes=_least(values.get("MaxNodes", ""), values.get("TotalNodes", "")),
+                max_cores_per_node=_least(values.get("MaxCPUsPerNode", "")),
             )
     return found
 
