@@ -81,6 +81,19 @@ def test_version_spans_staleness_and_loss_mask_are_per_rollout(tmp_path: Path) -
     assert np.isnan(reader.column("tokens/logprob_trainer")).all()
 
 
+def test_staleness_counts_versions_and_not_steps_that_made_none(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    completions = [make_completion(rng, 3, 1), make_completion(rng, 4, 1)]
+    values: dict[str, Any] = {"completions": completions, "rewards": {}, "logprobs_trainer": []}
+    values |= {"reward": [0.0, 1.0], "advantage": [-0.5, 0.5]}
+    # step 7, but the trainer was at version 4: three steps were refused
+    write(tmp_path, [make_record(28, staleness=1, **values)])
+    reader = RolloutReader(tmp_path)
+    assert reader.column("rollouts/step").tolist() == [7, 7]
+    assert reader.column("rollouts/version_min").tolist() == [3, 4]
+    assert reader.column("rollouts/staleness").tolist() == [1, 0]
+
+
 def test_loss_mask_defaults_to_what_the_status_says(tmp_path: Path) -> None:
     write(tmp_path, [make_record(0, num=1), make_record(1, num=1, status=Status.DROPPED)])
     lengths = RolloutReader(tmp_path).column("rollouts/completion_length")

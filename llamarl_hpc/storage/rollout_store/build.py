@@ -95,14 +95,19 @@ def _rollouts(
     own: dict[str, Any] = {
         name: _array(f"groups/{name}", columns[f"groups/{name}"])[group] for name in _SHARED
     }
+    # of the group at its oldest rollout; steps do not tell it, for some make no version
     staleness = np.array([r.staleness for r in records], dtype=np.int64)[group]
+    oldest_of_group = np.full(len(records), np.iinfo(np.int64).max)
+    np.minimum.at(oldest_of_group, group, oldest)
     own |= {
         "rollout_id": first_rollout_id + np.arange(len(completions), dtype=np.int64),
         "group": group,
         "version_min": oldest,
         "version_max": newest,
         "staleness": np.where(
-            own["status"] == ENUMS["status"][Status.TRAINED], own["step"] - oldest, staleness
+            own["status"] == ENUMS["status"][Status.TRAINED],
+            staleness + oldest_of_group[group] - oldest,
+            staleness,
         ),
         "reward": _per_rollout(records, [r.reward for r in records]),
         "advantage": _per_rollout(records, [r.advantage for r in records]),

@@ -122,7 +122,7 @@ _columns(
     ("generator", "i4", "row", "as in groups", "generators"),
     ("version_min", "i8", "", "oldest policy version that sampled a token of it"),
     ("version_max", "i8", "", "newest policy version that sampled a token of it"),
-    ("staleness", "i4", "step", "step minus version_min if trained; else as in groups"),
+    ("staleness", "i4", "step", "trainer version at consumption minus version_min; else -1"),
     ("reward", "f8", "", "weighted sum of the components; NaN if never scored"),
     ("advantage", "f8", "", "what the loss multiplied with; NaN if never computed"),
     ("finish_reason", "u1", "", "why the completion ended"),
