@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,6 +62,8 @@ def train_loop(config: Config) -> Iterator[dict[str, Any]]:
     cursor = PromptCursor(prompts, seed=config.data.seed, shuffle=config.data.shuffle)
     rewards = build_rewards(config.rewards, config.data.answer)
     torch.use_deterministic_algorithms(config.trainer.deterministic, warn_only=True)
+    if config.trainer.deterministic:  # MKL: equal sums wherever an array lies in memory
+        os.environ.setdefault("MKL_CBWR", "AUTO")
 
     # The policy exists twice: one copy draws completions, the other one is trained.
     generator = NativeEngine(

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+# As the launcher gives it to executors; read by MKL at its first call. Some tests compare bits.
+os.environ.setdefault("MKL_CBWR", "AUTO")
+
 
 @cache
 def _cannot_serve(mark: str) -> str:

@@ -68,14 +68,17 @@ _KEEP_FREED_MEMORY = {
 }
 
 
+# What torch cannot ask of its libraries itself: the same sum wherever an array lies in memory (MKL,
+# seen to matter on AMD processors), and the same order in every run (cuBLAS).
+_REPEATABLE = {"MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
 def step_environment(
     config: Config, executor: str, *, base: Mapping[str, str], as_root: bool = False
 ) -> dict[str, str]:
     """The environment of every rank: threads, offline caches, and our marker."""
     threads = str(resources_of(config, executor).cpus_per_task)
-    env = {
-        k: v for k, v in base.items() if not k.startswith(("PMI_", "PMIX_", "OMPI_", "MPI_LOCAL"))
-    }
+    env = {k: v for k, v in base.items() if not k.startswith(_OTHER_WORLDS)}
     env |= {
         MARKER: executor,
         "OMP_NUM_THREADS": threads,
@@ -87,6 +90,8 @@ def step_environment(
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
+    if config.trainer.deterministic:
+        env = _REPEATABLE | env
     if device_of(config, executor) == "cpu":
         env["DS_ACCELERATOR"] = "cpu"
         env["CUDA_VISIBLE_DEVICES"] = ""

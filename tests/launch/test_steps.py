@@ -84,6 +84,17 @@ def test_executors_are_offline_and_see_a_gpu_only_if_they_ask_for_one() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in on_gpu and "DS_ACCELERATOR" not in on_gpu
 
 
+def test_libraries_are_asked_for_repeatable_sums_unless_the_user_wants_otherwise() -> None:
+    repeatable = step_environment(config(), "trainer", base={})
+    assert repeatable["MKL_CBWR"] == "AUTO"
+    assert repeatable["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert step_environment(config(), "trainer", base={"MKL_CBWR": "AVX2"})["MKL_CBWR"] == "AVX2"
+    quick = Config.model_validate({"trainer": {"deterministic": False}})
+    assert not {"MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG"} & set(
+        step_environment(quick, "trainer", base={})
+    )
+
+
 def test_the_users_environment_wins() -> None:
     settings = Config.model_validate({"launch": {"env": {"OMP_NUM_THREADS": "7"}}})
     assert step_environment(settings, "reward", base={})["OMP_NUM_THREADS"] == "7"

@@ -76,7 +76,11 @@ class TrainerConfig(Block):
     eval_steps: NonNegativeInt = Field(
         0, description="Evaluate every so many steps; 0: only at start and end."
     )
-    deterministic: bool = Field(True, description="Deterministic kernels where torch has them.")
+    deterministic: bool = Field(
+        True,
+        description="Deterministic kernels where torch has them, and repeatable sums of MKL and "
+        "cuBLAS (`MKL_CBWR`, `CUBLAS_WORKSPACE_CONFIG`).",
+    )
 
 
 class EvaluationConfig(Block):
