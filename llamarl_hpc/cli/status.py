@@ -74,6 +74,8 @@ def _rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "not continued", figures["not_continued"]
     if figures["stop_requested"] and figures["state"] in ("queued", "starting", "running"):
         yield "cancelled", "it ends after the step that is under way, and is not continued"
+    if figures["now"]:
+        yield "now", figures["now"]
     sign_s = figures["last_sign_s"]
     if sign_s is not None and sign_s > _LATE_S:
         yield "last sign", f"{_duration(sign_s)} ago, from {figures['host'] or 'nowhere'}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from llamarl_hpc.errors import ConfigError, LlamarlError
 from llamarl_hpc.launch import queue
-from llamarl_hpc.manage.jobs import RunningIn, active_jobs, ask_about
+from llamarl_hpc.manage.jobs import RunningIn, active_jobs, ask_about, is_restarted
 from llamarl_hpc.manage.process import is_alive, is_of_this_host, is_running_here
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.slurm_text.job_state import is_waiting
@@ -45,7 +45,8 @@ def cancel_run(
     if is_running_here(run) and attempt.get("job_id") in by_hand:  # a shell of salloc, perhaps
         return _cancel_here(run, attempt, now, wait_s, tell)
     if jobs:
-        _request_stop(run)
+        if now or not all(_is_over(attempt, job, view) for job, view in jobs):
+            _request_stop(run)
         return _cancel_jobs(run, jobs, now, wait_s, tell)
     if attempt.get("outcome") == "running" and attempt.get("job_id"):
         return "nothing to cancel: the controller was killed; 'resume' continues the run"
@@ -56,6 +57,22 @@ def cancel_run(
 
 def _request_stop(run: RunDir) -> None:
     run.stop_requested.touch()
+
+
+def _is_over(attempt: dict[str, Any], job: RunningIn, view: queue.JobView) -> bool:
+    """The job has made its attempt and has nothing left to do, although Slurm still sees it."""
+    is_its = attempt.get("job_id") == job.job_id and attempt.get("outcome") != "running"
+    goes_on = attempt.get("continued_by") or is_waiting(view.state) or is_restarted(attempt, view)
+    return is_its and not goes_on
+
+
+def _ended(run: RunDir) -> dict[str, Any]:
+    """The last attempt, once nothing goes on. A run that was done before it heard of the
+    cancellation is done: nothing is left to stop."""
+    attempt = _last_attempt(run)
+    if attempt.get("outcome") == "done":
+        run.stop_requested.unlink(missing_ok=True)
+    return attempt
 
 
 def _last_attempt(run: RunDir) -> dict[str, Any]:
@@ -74,6 +91,9 @@ def _cancel_jobs(
 ) -> str:
     for job, view in reversed(jobs):  # the one that waits for another first
         attempt = _last_attempt(run)
+        if _is_over(attempt, job, view) and not now:
+            tell(f"job {job.job_id} has done its work and is being closed by Slurm")
+            continue
         began = attempt.get("job_id") == job.job_id and attempt.get("outcome") == "running"
         gently = began and not now and not is_waiting(view.state)
         _scancel(job, ["--batch", "--signal=USR2"] if gently else [])
@@ -83,7 +103,9 @@ def _cancel_jobs(
             else f"job {job.job_id} ({view.state}) is being cancelled"
         )
     _wait_for_jobs([job for job, _ in jobs], run, wait_s)
-    attempt, (job, view) = _last_attempt(run), jobs[-1]
+    attempt, (job, view) = _ended(run), jobs[-1]
+    if attempt.get("job_id") == job.job_id and attempt.get("continued_by"):
+        return f"job {job.job_id} is cancelled; it had not gone on"
     if attempt.get("job_id") == job.job_id and attempt.get("outcome") != "running":
         return f"job {job.job_id} has ended: {attempt['reason'] or attempt['outcome']}"
     if attempt.get("job_id") == job.job_id:
@@ -147,5 +169,5 @@ def _cancel_here(
             os.kill(pid, signal.SIGINT)
             again = deadline
         time.sleep(0.1)
-    last = _last_attempt(run)
+    last = _ended(run)
     return f"the run has ended: {last['reason'] or last['outcome']}"

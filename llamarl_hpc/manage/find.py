@@ -9,8 +9,9 @@ from typing import Any
 
 from llamarl_hpc.errors import RunDirError
 from llamarl_hpc.launch.queue import Run, run_command
+from llamarl_hpc.manage.jobs import component_names
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.slurm_text.job_id import parse_job_id
+from llamarl_hpc.slurm_text.job_id import JobId, parse_job_id
 from llamarl_hpc.slurm_text.show_job import parse_job_records
 
 _BELOW = ("run.json", "*/run.json", "*/*/run.json", "*/*/*/run.json")  # of the current folder
@@ -32,7 +33,15 @@ def find_run(text: str | Path, *, run: Run = run_command) -> RunDir:
             f"neither Slurm nor a run folder below {Path.cwd()} knows of a run in job {job.job}; "
             "give the run folder"
         )
+    _check_component(folder, job)
     return folder
+
+
+def _check_component(run: RunDir, job: JobId) -> None:
+    names = component_names(run, job.job)
+    if names and job.component is not None and job.component not in names:
+        known = ", ".join(f"{job.job}+{number} ({name})" for number, name in sorted(names.items()))
+        raise RunDirError(f"job {job.job} has no component {job.component}; it has {known}")
 
 
 # ------------------------------------------------------------------ by the id of a job

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
+from typing import Any
 
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch import queue
@@ -13,6 +15,7 @@ DAY_S = 86_400.0
 _ANSWER_S = 15.0  # a person waits for it
 # A job is submitted once the one before has ended, or to follow it: older ones are not asked for.
 _NEWEST = 3
+_COMPONENT = re.compile(r"^# component (\d+): (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,16 @@ def newest_job(run: RunDir) -> RunningIn | None:
     return None if is_local and attempts[-1].get("started", 0.0) > jobs[-1].submitted else jobs[-1]
 
 
+def component_names(run: RunDir, job_id: str) -> dict[int, str]:
+    """What the batch script of a job calls its components; empty without such a script (submitted
+    by hand)."""
+    try:
+        script = (run.path / "slurm" / f"{job_id}_submission.sh").read_text()
+    except OSError:
+        return {}
+    return {int(number): name for number, name in _COMPONENT.findall(script)}
+
+
 def ask_about(jobs: list[RunningIn]) -> queue.Report:
     """What Slurm says of them, for a person who waits."""
     merged = queue.Report(views={}, failures=[], is_complete=True)
@@ -94,6 +107,12 @@ def active_jobs(run: RunDir) -> list[tuple[RunningIn, queue.JobView]]:
         )
     known = [(job, report.views.get(job.job_id)) for job in jobs if job.job_id not in report.gone]
     return [(job, view) for job, view in known if view is not None and not view.has_ended]
+
+
+def is_restarted(attempt: dict[str, Any], view: queue.JobView) -> bool:
+    """The job was requeued and runs again, and its new controller has not written anything yet."""
+    ended = attempt.get("ended")
+    return bool(ended and view.start and view.start >= float(ended))
 
 
 def has_slurm() -> bool:

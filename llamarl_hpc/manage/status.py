@@ -7,7 +7,7 @@ and becomes a warning. Loads no torch; works on any machine that sees the folder
 
 from __future__ import annotations
 
-import re
+import shutil
 import time
 from dataclasses import asdict
 from statistics import median
@@ -17,15 +17,23 @@ import yaml
 
 from analysis.lineage import Attempt, current_events, current_metrics
 from llamarl_hpc.launch import queue
-from llamarl_hpc.manage.jobs import RunningIn, ask_about, has_slurm, newest_job
+from llamarl_hpc.manage.jobs import (
+    RunningIn,
+    ask_about,
+    component_names,
+    has_slurm,
+    is_restarted,
+    newest_job,
+)
 from llamarl_hpc.manage.process import is_alive, is_of_this_host
 from llamarl_hpc.observability.json_lines import read_json_lines
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.slurm_text.job_state import is_waiting
 from llamarl_hpc.slurm_text.pending_reason import explain
 
-_COMPONENT = re.compile(r"^# component (\d+): (.+)$", re.MULTILINE)
 _NUM_STEPS = 10  # the newest ones, of which the median says how long a step takes
+_FULL_BYTES = 1 << 20  # with less, nothing more can be written
+_REQUEUED = "requeue"  # `continued_by` of an attempt; launch/continuation.py loads the schema
 _KILLED = "its process is gone without a word"
 
 
@@ -40,6 +48,8 @@ def read_status(run: RunDir, *, ask_slurm: bool = True) -> dict[str, Any]:
     settings = yaml.safe_load(run.config.read_text())
     job, view, warnings = _ask(run, ask_slurm)
     state, reason = _state(last, job, view)
+    lines = read_json_lines(run.metrics)
+    lineage = [Attempt.from_info(entry) for entry in attempts]
     figures = {
         "run": str(run.path),
         "state": state,
@@ -49,11 +59,12 @@ def read_status(run: RunDir, *, ask_slurm: bool = True) -> dict[str, Any]:
         "continued_by": last.get("continued_by") or "",
         "not_continued": last.get("not_continued") or "",
         "stop_requested": run.stop_requested.exists(),
+        "now": _now(run, last, lines) if state == "running" else "",
         "last_sign_s": _last_sign_s(run, last) if state in ("running", "starting") else None,
         "job": None if job is None else _job(run, job, view),
         "attempts": [_attempt(entry) for entry in attempts],
         "warnings": warnings,
-        **_progress(run, attempts, settings["trainer"]["max_steps"]),
+        **_progress(lines, lineage, settings["trainer"]["max_steps"]),
     }
     delay_s = (settings.get("launch") or {}).get("signal_delay_s") if job is not None else None
     return figures | {"signal_delay_s": delay_s, "fits": _fits(figures, settings)}
@@ -79,7 +90,8 @@ def _ask(run: RunDir, ask_slurm: bool) -> tuple[RunningIn | None, queue.JobView 
 
 def _job(run: RunDir, job: RunningIn, view: queue.JobView | None) -> dict[str, Any]:
     view = view or queue.JobView()
-    names = _names(run, job) if len(view.states) > 1 else {0: "all executors"}
+    is_plain = len(view.states) <= 1
+    names = {0: "all executors"} if is_plain else component_names(run, job.job_id)
     waits = bool(view.states) and is_waiting(view.state)
     components: list[dict[str, Any]] = [
         {
@@ -102,15 +114,6 @@ def _job(run: RunDir, job: RunningIn, view: queue.JobView | None) -> dict[str, A
     }
 
 
-def _names(run: RunDir, job: RunningIn) -> dict[int, str]:
-    """What the batch script calls its components."""
-    try:
-        script = (run.path / "slurm" / f"{job.job_id}_submission.sh").read_text()
-    except OSError:  # submitted by hand
-        return {}
-    return {int(number): name for number, name in _COMPONENT.findall(script)}
-
-
 # ------------------------------------------------------------------ state
 
 
@@ -131,21 +134,17 @@ def _state(
         return _after(attempt, outcome, reason, began, words)
     if is_waiting(view.state):
         return "queued", explain(view.reason)
-    if not began or _is_restarted(attempt, view):
+    if not began or is_restarted(attempt, view):
         return "starting", ""
     return outcome, reason
-
-
-def _is_restarted(attempt: dict[str, Any], view: queue.JobView) -> bool:
-    """The job was requeued and runs again, and its new controller has not written anything yet."""
-    ended = attempt.get("ended")
-    return bool(ended and view.start and view.start >= float(ended))
 
 
 def _after(
     attempt: dict[str, Any], outcome: str, reason: str, began: bool, words: str
 ) -> tuple[str, str]:
     """Once the job has ended."""
+    if began and attempt.get("continued_by") == _REQUEUED:
+        return outcome, f"{words} before it went on; before: {reason or outcome}"
     if began:
         return ("killed", words) if outcome == "running" else (outcome, reason)
     if not attempt:
@@ -163,9 +162,9 @@ def _state_here(attempt: dict[str, Any], outcome: str, reason: str) -> tuple[str
 # ------------------------------------------------------------------ progress
 
 
-def _progress(run: RunDir, attempts: list[dict[str, Any]], max_steps: int) -> dict[str, Any]:
-    lineage = [Attempt.from_info(entry) for entry in attempts]
-    lines = read_json_lines(run.metrics)
+def _progress(
+    lines: list[dict[str, Any]], lineage: list[Attempt], max_steps: int
+) -> dict[str, Any]:
     steps = current_metrics(lines, lineage)
     newest: dict[str, Any] = steps[-1] if steps else {}
     done = newest.get("step", -1) + 1
@@ -226,6 +225,19 @@ def _last_sign_s(run: RunDir, attempt: dict[str, Any]) -> float | None:
     times = [file.stat().st_mtime for file in files if file.exists()]
     times += [float(attempt["started"])] if "started" in attempt else []
     return max(0.0, time.time() - max(times)) if times else None
+
+
+def _now(run: RunDir, attempt: dict[str, Any], lines: list[dict[str, Any]]) -> str:
+    """Why a run that goes on does not train; empty while it does, as far as is known."""
+    free = shutil.disk_usage(run.path).free  # too little for the event, too, perhaps
+    own = [line for line in lines if line.get("attempt") == attempt.get("number")]
+    last: dict[str, Any] = next(
+        (line for line in reversed(own) if "step" in line or "disk/waiting" in line), {}
+    )
+    if last.get("disk/waiting"):
+        since = time.strftime("%H:%M:%S", time.localtime(last["time"]))
+        return f"waits for space on {run.path} since {since}, {free / 1e6:,.1f} MB are free"
+    return f"waits for space on {run.path}, nothing is free" if free < _FULL_BYTES else ""
 
 
 def _fits(figures: dict[str, Any], settings: dict[str, Any]) -> bool | None:

@@ -60,6 +60,8 @@ def rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "state", figures["state"]
     if figures["reason"]:
         yield "because", figures["reason"].splitlines()[0]
+    if figures.get("now"):
+        yield "now", figures["now"]
     if figures.get("job"):
         yield "job", figures["job"]["job_id"]
     if figures["attempt"] > 1:

@@ -12,9 +12,11 @@ from collections.abc import Callable
 
 from llamarl_hpc.notebook.status import Status
 from llamarl_hpc.notebook.views import Slot
+from llamarl_hpc.slurm_text.job_state import is_final
 
 _ASK_S = 15.0
 _ASK_AT_AN_END_S = 2.0
+_CLOSING_S = 120.0  # for which Slurm may take longer than the run to see its end
 
 
 class Observer:
@@ -25,6 +27,7 @@ class Observer:
         self._status = status
         self._asked = -_ASK_S
         self._known: Status | None = None  # when Slurm was asked
+        self._ended: float | None = None  # when an end was first seen
 
     def __call__(self) -> tuple[Status, bool]:
         status = self._status(ask_slurm=False)
@@ -33,8 +36,19 @@ class Observer:
         pause_s = _ASK_AT_AN_END_S if status.has_ended else _ASK_S
         if time.monotonic() - self._asked > pause_s:
             self._known, self._asked = self._status(ask_slurm=True), time.monotonic()
-            return self._known, self._known.has_ended
+            return self._known, self._is_over(self._known)
         return self._completed(status), False
+
+    def _is_over(self, status: Status) -> bool:
+        """Nothing goes on in Slurm, either: a job that does would refuse what comes next, `resume`
+        for one."""
+        if not status.has_ended:
+            self._ended = None
+            return False
+        now = time.monotonic()
+        self._ended = now if self._ended is None else self._ended
+        states = [part["state"] for part in status.job["components"]]
+        return all(is_final(state) for state in states) or now - self._ended > _CLOSING_S
 
     def _completed(self, status: Status) -> Status:
         """With what Slurm said last, so that a table does not flicker."""

@@ -91,6 +91,55 @@ def test_what_has_ended_is_left_alone(slurm: FakeSlurm, make_run: MakeRun, outco
     assert signals(slurm) == [] and not run.stop_requested.exists()
 
 
+@pytest.mark.parametrize("outcome", ["done", "stopped", "failed"])
+def test_a_job_that_slurm_has_yet_to_close_is_left_alone(
+    slurm: FakeSlurm, make_run: MakeRun, outcome: str
+) -> None:
+    slurm.answer("squeue", RUNNING, ENDED)
+    run = make_run(jobs=["700"], attempts=[{"job_id": "700", "outcome": outcome}])
+    assert cancel_run(run, wait_s=30.0) == f"job 700 has ended: {outcome}"
+    assert signals(slurm) == [] and not run.stop_requested.exists()
+
+
+def test_a_job_that_an_operator_puts_back_after_its_end_is_cancelled(
+    slurm: FakeSlurm, make_run: MakeRun
+) -> None:
+    run = make_run(jobs=["700"], attempts=[{"job_id": "700", "outcome": "failed", "ended": 5.0}])
+    slurm.answer("squeue", PENDING, ENDED)
+    cancel_run(run, wait_s=30.0)
+    assert signals(slurm) == [["700"]] and run.stop_requested.exists()
+    start = time.strftime("%Y-%m-%dT%H:%M:%S")
+    slurm.answer("squeue", (0, f"700+0|RUNNING|n1|None|{start}|N/A\n", ""), ENDED)
+    slurm.answer("scancel", (0, "", ""))
+    cancel_run(run, wait_s=30.0)
+    assert signals(slurm) == [["700"]]
+
+
+def test_a_requeued_job_that_waits_is_cancelled_and_said_to_be(
+    slurm: FakeSlurm, make_run: MakeRun
+) -> None:
+    before = {"job_id": "700", "outcome": "stopped", "reason": "x", "continued_by": "requeue"}
+    run = make_run(jobs=["700"], attempts=[before])
+    slurm.answer("squeue", (0, "700+0|PENDING||BeginTime\n", ""), (0, "700+0|CANCELLED||x\n", ""))
+    assert cancel_run(run) == "job 700 is cancelled; it had not gone on"
+    assert signals(slurm) == [["700"]] and run.stop_requested.exists()
+
+
+def test_a_run_that_was_done_before_it_heard_is_not_marked_as_cancelled(
+    slurm: FakeSlurm, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(jobs=["700"], attempts=[{"job_id": "700"}])
+
+    def end(jobs: object, folder: RunDir, wait_s: float) -> None:
+        entry = {**folder.read_info()["attempts"][0], "outcome": "done"}
+        folder.run_json.write_text(json.dumps({**folder.read_info(), "attempts": [entry]}))
+
+    slurm.answer("squeue", RUNNING)
+    monkeypatch.setattr("llamarl_hpc.manage.cancel._wait_for_jobs", end)
+    assert cancel_run(run) == "job 700 has ended: done"
+    assert not run.stop_requested.exists()
+
+
 def test_a_run_whose_controller_was_killed_is_not_called_running(
     slurm: FakeSlurm, make_run: MakeRun
 ) -> None:

@@ -27,6 +27,19 @@ def test_a_run_is_found_by_its_job(slurm: FakeSlurm, make_run: MakeRun, text: st
     assert find_run(text) == run
 
 
+def test_a_component_that_the_job_has_not_is_said(
+    slurm: FakeSlurm, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(jobs=["700"])
+    monkeypatch.chdir(run.path.parent)
+    with pytest.raises(RunDirError) as caught:
+        find_run("700+7")
+    has = "it has 700+0 (trainer), 700+1 (generator (2 replicas))"
+    assert str(caught.value) == f"job 700 has no component 7; {has}"
+    by_hand = make_run(attempts=[{"job_id": "702"}], name="by-hand")  # nobody knows its shape
+    assert find_run("702+7") == by_hand
+
+
 def test_what_slurm_has_forgotten_is_looked_for_below_the_current_folder(
     slurm: FakeSlurm, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -48,6 +50,13 @@ STOPPED = by("700", "stopped", reason="stopped by SIGUSR2", ended=time.time() - 
             "",
         ),
         ([STOPPED | {"continued_by": "requeue"}, by("700")], RUNNING, "running", ""),
+        # requeued, and cancelled while it waited
+        (
+            [STOPPED | {"continued_by": "requeue"}],
+            ended("CANCELLED"),
+            "stopped",
+            "job 700 ended as CANCELLED before it went on; before: stopped by SIGUSR2",
+        ),
         # an earlier job made the attempt, and this one waits
         ([by("699", "stopped")], PENDING, "queued", "higher priority"),
         ([by("699", "stopped")], ended("CANCELLED"), "stopped", "before its controller began"),
@@ -123,6 +132,35 @@ def test_components_have_names_nodes_and_reasons(slurm: FakeSlurm, make_run: Mak
     slurm.answer("squeue", PENDING)
     expected = time.mktime(time.strptime("2030-01-01", "%Y-%m-%d"))
     assert read_status(run)["job"]["expected_start"] == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "now"),
+    [
+        ([{"disk/waiting": 1.0}], "waits for space on "),
+        ([{"disk/waiting": 1.0}, {"disk/waiting": 0.0}], ""),
+        ([{"disk/waiting": 1.0}, {"step": 4}], ""),
+        ([{"disk/waiting": 1.0, "attempt": 0}], ""),  # of an attempt before
+    ],
+)
+def test_a_run_that_waits_for_space_says_so(
+    make_run: MakeRun, lines: list[dict[str, Any]], now: str
+) -> None:
+    run = make_run(attempts=[{}])
+    whole = [{"event": "disk", "policy_version": 3, "attempt": 1, "time": 5.0, **x} for x in lines]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in whole))
+    said = read_status(run)["now"]
+    assert said.startswith(now and f"{now}{run.path} since ") and bool(said) is bool(now)
+
+
+def test_a_full_disk_is_told_without_the_event_that_it_did_not_take(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(attempts=[{}])
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
+    assert read_status(run)["now"] == f"waits for space on {run.path}, nothing is free"
+    ended = make_run(attempts=[{"outcome": "failed"}], name="ended")
+    assert read_status(ended)["now"] == ""
 
 
 # ------------------------------------------------------------------ without a job
