@@ -1,8 +1,9 @@
 """What an optimizer step costs here, against TRL's GRPOTrainer on the same rollouts.
 
-Each side is a process of its own with the same model (float32), the same tokens and the same
-number of threads. They are told to make one step in turn, round by round, and never work at the
-same time; ratios are taken within a round, so that others on the machine hurt all sides alike.
+Each side is a process of its own with the same model (float32), the same tokens, the same number
+of threads and the environment of a job step. They are told to make one step in turn, round by
+round, and never work at the same time; ratios are taken within a round, so that others on the
+machine hurt all sides alike.
 
     trl             forward, loss, backward, clipping, AdamW; no generation, and (on policy) no
                     pass for old log-probs
@@ -25,7 +26,9 @@ from typing import Any
 
 import msgspec
 
+from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError, LlamarlError
+from llamarl_hpc.launch.steps import step_environment
 from llamarl_hpc.models.load import CONFIG, context_length, read_json, resolve_model
 from llamarl_hpc.training.bench_task import SIDES, Measured, Ready, Side, Task
 
@@ -203,13 +206,10 @@ class _Process:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    return os.environ | {
-        "OMP_NUM_THREADS": f"{threads}",
+    """That of a trainer's job step, for TRL, too: its allocator settings make both faster."""
+    config = Config.model_validate({"resources": {"trainer": {"cpus_per_task": threads}}})
+    return step_environment(config, "trainer", base=os.environ) | {
         # threads that wait for one another sleep: on a busy machine spinning would be measured
         "OMP_WAIT_POLICY": "passive",
-        "PYTHONUNBUFFERED": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
         "TRL_EXPERIMENTAL_SILENCE": "1",
     }

@@ -50,6 +50,9 @@ def start_engine(
     # one in Adam's bias correction.
     if config.zero_stage == 0:
         engine.basic_optimizer.state.clear()
+    if world.size == 1 and leaves_clipping_to_us(config):
+        # The sum over one rank: a second copy of all gradients, and nothing else.
+        engine.enable_backward_allreduce = False
     return engine
 
 
