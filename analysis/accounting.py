@@ -9,9 +9,8 @@ import numpy as np
 
 from analysis.current_groups import TRAINED
 from analysis.read_run import Run
-from llamarl_hpc.errors import StoreError
-from llamarl_hpc.storage.rollout_store import blocks
-from llamarl_hpc.storage.rollout_store.layout import COLUMNS, Block
+from llamarl_hpc.errors import RunDirError, StoreError
+from llamarl_hpc.storage.rollout_store.layout import Block
 from llamarl_hpc.types import Array
 
 _COLUMNS = ("group_id", "status", "reason", "step", "staleness", "num_rollouts", "attempt")
@@ -46,7 +45,7 @@ def accounting(run: Run) -> Accounting:
     missing = np.setdiff1d(np.arange(num_issued), ids)
     waiting = missing[_rewound(missing, known)] if run.has_ended else missing
     lost = np.setdiff1d(missing, waiting)
-    violations = [*run.store.problems, *_twice(ids, rows["status"])]
+    violations = [*run.store.problems, *_configuration(run), *_twice(ids, rows["status"])]
     if len(lost):
         violations.append(f"{_named(lost)} issued and never resolved, though the run has ended")
     violations += _trained_rows(run, rows)
@@ -64,21 +63,23 @@ def accounting(run: Run) -> Accounting:
     )
 
 
+def _configuration(run: Run) -> list[str]:
+    """Without it, some of what follows cannot be told."""
+    try:
+        run.dir.read_config()
+    except RunDirError as error:
+        return [str(error)]
+    return []
+
+
 def check_files(run: Run) -> list[str]:
     """Read every file whole, compare checksums, check the inner order: what is wrong, by file."""
     found: list[str] = []
-    for name, file in run.store.scan():
+    for _, file in run.store.scan():
         try:
-            block = file.block()
-            missing = [p for p, c in COLUMNS.items() if p not in block and not c.optional]
-            damaged = file.damaged_columns(block)
+            found += file.checked_block()[1]
         except StoreError as error:
             found.append(str(error))
-            continue
-        found += [f"{name} lacks the column {path}" for path in missing]
-        found += [f"{name}: the checksum of {path} is wrong" for path in damaged]
-        if not missing:
-            found += [f"{name}: {problem}" for problem in blocks.problems(block)]
     return found
 
 

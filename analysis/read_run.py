@@ -25,7 +25,7 @@ import numpy as np
 from analysis.current_groups import current_groups
 from analysis.lineage import Attempt, current_events, current_metrics
 from analysis.statistics import wilson_interval
-from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.errors import ConfigError, RunDirError
 from llamarl_hpc.observability.json_lines import read_json_lines
 from llamarl_hpc.observability.trace import Span, read_spans
 from llamarl_hpc.run_dir import RunDir
@@ -144,14 +144,11 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.yaml as plain values; empty when it cannot be read."""
-        import yaml
-
+        """config.yaml as plain values; empty when it cannot be read, which `verify` tells."""
         try:
-            values = yaml.safe_load(self.dir.config.read_text())
-        except (OSError, yaml.YAMLError):
+            return self.dir.read_config()
+        except RunDirError:
             return {}
-        return values if isinstance(values, dict) else {}
 
     @property
     def attempts(self) -> list[Attempt]:

@@ -9,7 +9,8 @@
       reference/step_000100/                           model folders, with reference.update_steps
       report.html  export/
 
-Nothing here imports more than the standard library: `status` on a login node reads run folders.
+Nothing here imports more than the standard library, and PyYAML when a configuration is read:
+`status` on a login node reads run folders.
 """
 
 from __future__ import annotations
@@ -204,7 +205,8 @@ class RunDir:
         """What `run.json` says; empty when it is not there yet. Raises RunDirError when it is
         damaged."""
         try:
-            info: dict[str, Any] = json.loads(self.run_json.read_text())
+            info = json.loads(self.run_json.read_text())
+            _check_info(info)
         except FileNotFoundError:
             return {}
         except ValueError as error:
@@ -212,4 +214,48 @@ class RunDir:
                 f"{self.run_json} is damaged ({error}); mend it, or move it away to go on without "
                 "what it says of earlier attempts"
             ) from error
-        return info
+        return dict(info)
+
+    def read_config(self) -> dict[str, Any]:
+        """What `config.yaml` says, as plain values and unchecked; whoever runs it loads it as a
+        `Config`. Raises RunDirError when it is missing or no configuration."""
+        import yaml
+
+        try:
+            values = yaml.safe_load(self.config.read_text())
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            why = " ".join(str(error).split())
+            raise RunDirError(f"{self.config} cannot be read ({why}); mend it") from error
+        blocks = dict(values) if isinstance(values, dict) else {"it": values}
+        for name, value in blocks.items():
+            if not (value is None or isinstance(value, dict) or name in _NOT_BLOCKS):
+                raise RunDirError(f"{self.config} is damaged ({name} is {value!r}); mend it")
+        return blocks
+
+
+_NOT_BLOCKS = {"name", "runs_dir", "rewards"}
+_ATTEMPT = {"number": int, "resumed_from_step": int, "max_staleness": int, "outcome": str}
+_ATTEMPT |= {"started": float, "ended": float, "reason": str, "host": str, "job_id": str}
+_JOB = {"id": str, "submitted": float, "cluster": str}
+_RUN = {"created": float, "versions": dict, "attempts": list, "jobs": list}
+
+
+def _check_info(info: object) -> None:
+    """Raises ValueError for what a run never writes into run.json."""
+    _check_types("it", info, _RUN)
+    assert isinstance(info, dict)
+    for name, types, key in (("attempts", _ATTEMPT, "number"), ("jobs", _JOB, "id")):
+        for index, entry in enumerate(info.get(name) or []):
+            _check_types(f"{name}.{index}", entry, types)
+            if key not in entry:
+                raise ValueError(f"{name}.{index} has no {key}")
+
+
+def _check_types(name: str, entry: object, types: dict[str, type]) -> None:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{name} is {entry!r}")
+    for key, wanted in types.items():
+        value = entry.get(key)
+        fits = isinstance(value, int) if wanted is float else False
+        if value is not None and not fits and not isinstance(value, wanted):
+            raise ValueError(f"{name}.{key} is {value!r}")

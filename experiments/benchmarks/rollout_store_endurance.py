@@ -35,7 +35,7 @@ import numpy as np
 from llamarl_hpc.cli.bench_rollouts import GROUP, make_group
 from llamarl_hpc.config.schema import StorageConfig
 from llamarl_hpc.storage.records import GroupRecord
-from llamarl_hpc.storage.rollout_store import RolloutReader, RolloutWriter, blocks
+from llamarl_hpc.storage.rollout_store import RolloutReader, RolloutWriter
 from llamarl_hpc.storage.rollout_store import segment as segments
 
 FLUSH = 3  # groups
@@ -168,9 +168,7 @@ def check(folder: Path, flushed: dict[int, int]) -> dict[int, int]:
             raise Broken(f"attempt {attempt} flushed {least} groups and {len(ids)} are stored")
         found[attempt] = len(ids)
     for name, file in reader.scan():
-        block = file.block()
-        wrong = [*blocks.problems(block), *file.damaged_columns(block)]
-        if wrong:
+        if wrong := file.checked_block()[1]:
             raise Broken(f"{name}: {wrong}")
     reader.close()
     return found

@@ -34,8 +34,9 @@ from llamarl_hpc.storage.rollout_store import (
     filters,
 )
 from llamarl_hpc.storage.rollout_store.encode import encode
-from llamarl_hpc.storage.rollout_store.file import RolloutFile, segment_path
+from llamarl_hpc.storage.rollout_store.file import RolloutFile
 from llamarl_hpc.storage.rollout_store.layout import Block
+from llamarl_hpc.storage.rollout_store.names import segment_path
 from llamarl_hpc.types import Completion, FinishReason, Prompt, Purpose, Status, VersionSpan
 
 GROUP = 8  # completions of a prompt

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
-import yaml
-
 from llamarl_hpc.config.schema import LoggingConfig
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.run_dir import RunDir
@@ -82,7 +80,7 @@ class WandbOffline:
             name=identity,
             project=run.path.parent.name,
             resume="allow",
-            config=_config_of(run),
+            config=run.read_config(),
             settings=wandb.Settings(silent=True, console="off"),
         )
 
@@ -113,7 +111,7 @@ class MlflowFiles:
         self._id = str(created.info.run_id)
         folder.mkdir(exist_ok=True)
         known.write_text(json.dumps({"run_id": self._id}) + "\n")
-        for key, value in _flat(_config_of(run)):
+        for key, value in _flat(run.read_config()):
             self._client.log_param(self._id, key, value)
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -139,11 +137,6 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
 def _mlflow_name(name: str) -> str:
     """It allows letters, digits and a few signs; `@` of avg@1 is not among them."""
     return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
-
-
-def _config_of(run: RunDir) -> dict[str, Any]:
-    loaded = yaml.safe_load(run.config.read_text())
-    return loaded if isinstance(loaded, dict) else {}
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

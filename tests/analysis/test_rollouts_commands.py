@@ -21,7 +21,7 @@ from analysis.read_run import Run
 from llamarl_hpc.cli.main import main
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.storage.rollout_store import blocks, encode
+from llamarl_hpc.storage.rollout_store import encode
 from llamarl_hpc.storage.rollout_store.file import RolloutFile
 
 SMALL = Plan(num_steps=6, prompts_per_step=2, num_generations=3, heldout=8, eval_steps=3)
@@ -212,7 +212,7 @@ def test_verify_names_file_and_column_of_a_flipped_bit(
     flip(segment(run), "rollouts/reward")
     code, text, error = call("rollouts", "verify", run.path)
     assert code == 1 and error == ""
-    assert "segment_000000.h5: the checksum of rollouts/reward is wrong" in text
+    assert "rollouts/reward of segment_000000.h5 cannot be read: its checksum is wrong" in text
 
 
 @pytest.mark.parametrize("name", ["table_rows", "first_rollout_id"])
@@ -321,8 +321,7 @@ def test_repair_keeps_the_groups_whose_rows_are_whole(
     saved, original = Run.open(tmp_path / "r-repaired"), Run(whole)
     assert saved.store.problems == []
     for _, file in saved.store.scan():
-        block = file.block()
-        assert blocks.problems(block) == [] and file.damaged_columns(block) == []
+        assert file.checked_block()[1] == []
     ids = saved.store.column("rollouts/rollout_id").tolist()
     total = original.store.num_rows("rollouts")
     assert 0 < len(ids) < total and len(ids) > total // 2
@@ -345,7 +344,7 @@ def test_repair_reads_a_file_that_was_cut_short_as_far_as_it_goes(
     assert "segment_000001.h5: 0 of unknown groups are saved" in text
     assert "2 of 2 files are damaged" in text
     for _, file in Run.open(tmp_path / "r-repaired").store.scan():
-        assert blocks.problems(file.block()) == []
+        assert file.checked_block()[1] == []
 
 
 def test_repair_reads_the_parts_of_an_open_segment(call: Any, tmp_path: Path) -> None:

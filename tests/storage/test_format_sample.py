@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from llamarl_hpc.storage.rollout_store import RolloutReader, blocks
-from llamarl_hpc.storage.rollout_store.encode import checksum
+from llamarl_hpc.storage.rollout_store.checksums import checksum
 from llamarl_hpc.storage.rollout_store.file import RolloutFile
 
 DATA = Path(__file__).parent / "data"

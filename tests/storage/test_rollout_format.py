@@ -100,11 +100,13 @@ def test_a_newer_format_is_refused_with_the_way_out(tmp_path: Path) -> None:
 def test_unknown_columns_of_a_newer_minor_are_ignored_and_missing_ones_read_as_unknown(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, [make_record(0)])
-    with h5py.File(tmp_path / "segment_000000.h5", "r+", locking=False) as file:
-        file["rollouts/colour"] = np.zeros(4)
-        del file["rollouts/temperature"]
-    file = RolloutFile(tmp_path / "segment_000000.h5", "s")
+    block = build.from_records([make_record(0)], reward_names=[], first_rollout_id=0)
+    del block["rollouts/temperature"]
+    path = tmp_path / "segment_000000.h5"
+    path.write_bytes(b"".join(encode(block, {"first_rollout_id": 0})))
+    with h5py.File(path, "r+", locking=False) as added:
+        added["rollouts/colour"] = np.zeros(4)
+    file = RolloutFile(path, "s")
     assert "rollouts/colour" not in file.paths()
     assert np.isnan(file.read("rollouts/temperature")).tolist() == [True] * 4
 

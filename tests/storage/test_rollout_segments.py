@@ -14,12 +14,8 @@ from make_records import make_record
 from store_checks import check_equal, open_writer, wait_for_names, write
 
 from llamarl_hpc.storage.rollout_store import segment
-from llamarl_hpc.storage.rollout_store.file import (
-    RolloutFile,
-    open_path,
-    segment_numbers,
-    segment_path,
-)
+from llamarl_hpc.storage.rollout_store.file import RolloutFile
+from llamarl_hpc.storage.rollout_store.names import open_path, segment_numbers, segment_path
 from llamarl_hpc.storage.rollout_store.reader import RolloutReader
 from llamarl_hpc.storage.rollout_store.writer import RolloutWriter
 
@@ -155,7 +151,8 @@ def test_a_bit_that_flips_in_a_small_column_is_noticed_by_its_checksum(tmp_path:
     data[offset + 3] ^= 1
     path.write_bytes(data)
     file = RolloutFile(path, path.name)
-    assert file.damaged_columns(file.block()) == ["rollouts/reward"]
+    _, faults = file.checked_block()
+    assert faults == [f"rollouts/reward of {path.name} cannot be read: its checksum is wrong"]
 
 
 def test_a_large_flush_without_compression_is_a_closed_segment_at_once(tmp_path: Path) -> None:

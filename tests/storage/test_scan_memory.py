@@ -11,7 +11,7 @@ import numpy as np
 from llamarl_hpc.cli.bench_rollouts import make_group
 from llamarl_hpc.storage.rollout_store import RolloutReader, build
 from llamarl_hpc.storage.rollout_store.encode import encode
-from llamarl_hpc.storage.rollout_store.file import segment_path
+from llamarl_hpc.storage.rollout_store.names import segment_path
 from llamarl_hpc.storage.rollout_store.reader import MAX_OPEN_FILES
 
 

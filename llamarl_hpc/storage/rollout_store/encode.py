@@ -20,7 +20,7 @@ import numpy as np
 
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage.atomic import Buffer
-from llamarl_hpc.storage.rollout_store import blocks
+from llamarl_hpc.storage.rollout_store import blocks, checksums
 from llamarl_hpc.storage.rollout_store.filters import dataset_options
 from llamarl_hpc.storage.rollout_store.layout import (
     FORMAT,
@@ -59,8 +59,8 @@ def encode(block: Block, attributes: Attributes, *, compression: str = "none") -
     """The HDF5 file that holds `block`, readable by HDF5 1.8 and later.
 
     With a compression (`filters`), or "checksum" for none, columns are chunked and every chunk
-    carries a checksum. Columns that are not chunked have theirs in the file's attribute
-    `checksums`. Raises StoreError for an attribute that is too long.
+    carries a checksum of its own, beside that of the column (`checksums`). Raises StoreError for
+    an attribute that is too long.
     """
     block = {path: _widened(array) for path, array in block.items()}
     chunked = {path for path, array in block.items() if _is_chunked(array, compression)}
@@ -70,11 +70,9 @@ def encode(block: Block, attributes: Attributes, *, compression: str = "none") -
         "format_minor": FORMAT_MINOR,
         "table_rows": " ".join(f"{t}={blocks.num_rows(block, t)}" for t in TABLES),
         "rewards": json.dumps([p.split("/")[1] for p in block if p.startswith("rewards/")]),
-        "checksums": " ".join(
-            f"{path}={checksum(array)}" for path, array in block.items() if path not in chunked
-        ),
     }
     attributes = dict(attributes) | own
+    attributes[checksums.ATTRIBUTE] = checksums.checksums(block, attributes)
     for name, value in attributes.items():
         _attribute(name, value)  # refuses what is too long
     if compression == "none":
@@ -236,13 +234,6 @@ class _Sink:
             assert at + len(data) <= len(gaps[gap]), "HDF5 wrote into a column"
             gaps[gap][at : at + len(data)] = data
         return image
-
-
-def checksum(array: Array) -> str:
-    """XXH3, 64 bits, of the bytes as they lie in the file; 16 hexadecimal digits."""
-    import xxhash
-
-    return xxhash.xxh3_64_hexdigest(bytes_of(array))
 
 
 def _widened(array: Array) -> Array:

@@ -1,12 +1,13 @@
-"""One HDF5 file of the store, read; and the names in the folder.
+"""One HDF5 file of the store, read.
 
-With `encode` the only module that knows h5py, which is imported when first used.
+What HDF5 says is not believed: of every column the rows, the type and the checksum are compared.
 """
 
 from __future__ import annotations
 
 import json
-import os
+from collections import Counter
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,17 @@ from typing import Any
 import numpy as np
 
 from llamarl_hpc.errors import StoreError
-from llamarl_hpc.storage.rollout_store.encode import checksum
-from llamarl_hpc.storage.rollout_store.filters import load_filters
+from llamarl_hpc.storage.rollout_store import blocks, checksums, hdf5
+from llamarl_hpc.storage.rollout_store.filters import MissingFilterError, load_filters
+from llamarl_hpc.storage.rollout_store.hdf5 import H5_ERRORS
 from llamarl_hpc.storage.rollout_store.layout import (
+    ALL_CHECKED,
+    COLUMNS,
     FORMAT,
     FORMAT_VERSION,
     TABLES,
     Block,
+    Column,
     column_of,
     empty_column,
 )
@@ -28,26 +33,38 @@ from llamarl_hpc.types import Array
 
 
 class RolloutFile:
-    """One file of the store, read lazily. Raises StoreError when it is damaged or too new.
+    """One file of the store, read lazily. Raises StoreError when it is damaged or too new."""
 
-    Low-level calls of h5py: a run has thousands of files, and a look at one takes a fifth so long.
-    """
-
-    def __init__(self, source: Path | bytes, name: str, folder: Path | None = None) -> None:
+    def __init__(
+        self, source: Path | bytes, name: str, folder: Path | None = None, *, believe: bool = False
+    ) -> None:
         """Open a file by path, or one that has been read into memory; `name` is for messages,
-        `folder` the store that it belongs to."""
+        `folder` the store that it belongs to. `believe` what its attributes say though they are
+        not those that were written (to save what can be)."""
         self.name, self.folder = name, folder
+        self._sound: set[str] = set()  # columns whose checksum has been compared
         try:
-            self._id = _open(source)
-        except (OSError, ValueError, RuntimeError) as error:  # as h5py sees fit
+            self._id = hdf5.open_file(source)
+        except H5_ERRORS as error:
             raise self._damaged(f"{name} cannot be opened: {error}") from error
         try:
+            self._attributes = self._read_attributes()
             self._check_version()
-            self._rows = self._table_rows()
+            self._rows = self._rows_that_lie_there() if believe else self._table_rows()
             self.first_rollout_id = self._number("first_rollout_id")
+            if not believe:
+                self._check_attributes()
         except BaseException:
             self.close()
             raise
+
+    def _read_attributes(self) -> dict[str, Any]:
+        try:
+            return hdf5.attributes(self._id)
+        except H5_ERRORS as error:
+            raise self._damaged(
+                f"{self.name} is damaged: its attributes cannot be read: {error}"
+            ) from error
 
     def _check_version(self) -> None:
         if self.attribute("format") != FORMAT:
@@ -70,58 +87,65 @@ class RolloutFile:
             raise self._damaged(f"{self.name} is damaged: its attribute table_rows is {text!r}")
         return rows
 
+    def _rows_that_lie_there(self) -> dict[str, int]:
+        """Rows that most columns of a table have; 0 where none can be opened."""
+        found = {}
+        for table in TABLES:
+            lengths: Counter[int] = Counter()
+            for path in (path for path, column in COLUMNS.items() if column.table == table):
+                with suppress(*H5_ERRORS):
+                    lengths[hdf5.dataset(self._id, path).shape[0]] += 1
+            found[table] = lengths.most_common(1)[0][0] if lengths else 0
+        return found
+
     def _number(self, name: str) -> int:
         value = self.attribute(name)
         try:
             return int(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self._damaged(
                 f"{self.name} is damaged: its attribute {name} is {value!r}"
             ) from None
+
+    def _check_attributes(self) -> None:
+        if self._all_checked and not checksums.are_as_written(self._attributes):
+            raise self._damaged(f"{self.name} is damaged: the checksum of its attributes is wrong")
 
     # ------------------------------------------------------------ attributes
 
     def attribute(self, name: str) -> Any:
         """Text, number, or None when the file does not have it."""
-        from h5py import h5a
-
-        try:
-            if not h5a.exists(self._id, name.encode()):
-                return None
-            attribute = h5a.open(self._id, name.encode())
-            value = np.empty(attribute.shape, attribute.dtype)
-            attribute.read(value)
-            found = value.item()
-            return found.decode().strip(" ") if isinstance(found, bytes) else found
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-            raise self._damaged(
-                f"{self.name} is damaged: its attribute {name} cannot be read: {error}"
-            ) from error
+        return self._attributes.get(name)
 
     @property
     def attributes(self) -> dict[str, Any]:
         """Those that say where the rows come from; not what the store keeps for itself."""
-        from h5py import h5a
+        return {n: value for n, value in self._attributes.items() if n not in _OWN_ATTRIBUTES}
 
-        names: list[str] = []
-        h5a.iterate(self._id, lambda name: names.append(name.decode()))
-        return {name: self.attribute(name) for name in names if name not in _OWN_ATTRIBUTES}
+    @cached_property
+    def _checksums(self) -> dict[str, str]:
+        return checksums.parsed(str(self.attribute(checksums.ATTRIBUTE) or ""))
+
+    @cached_property
+    def _all_checked(self) -> bool:
+        """Whether every column and the attributes have a checksum; False in older files."""
+        return self._number("format_minor") >= ALL_CHECKED
 
     # ------------------------------------------------------------ columns
 
     def paths(self) -> list[str]:
-        """Paths of all columns that this version knows."""
-        found = [f"{t}/{name}" for t in (*TABLES, "rewards") for name in self._names(t)]
+        """Paths of all columns that the file was given and this version knows."""
+        found = (
+            list(self._checksums)
+            if self._all_checked
+            else [f"{t}/{name}" for t in (*TABLES, "rewards") for name in self._names(t)]
+        )
         return [path for path in found if _is_known(path)]
 
     def _names(self, table: str) -> list[str]:
-        import h5py
-
         try:
-            return list(h5py.Group(h5py.h5g.open(self._id, table.encode())))
-        except KeyError:
-            return []
-        except (OSError, RuntimeError) as error:
+            return hdf5.names(self._id, table)
+        except H5_ERRORS as error:
             raise self._damaged(f"/{table} of {self.name} cannot be read: {error}") from error
 
     def reward_names(self) -> list[str]:
@@ -129,97 +153,113 @@ class RolloutFile:
         said = self.attribute("rewards")
         try:
             return [str(name) for name in json.loads(said)] if said else self._names("rewards")
-        except ValueError:
+        except (ValueError, TypeError):
             return self._names("rewards")
 
     def num_rows(self) -> dict[str, int]:
         """Rows of every table; taken from the file's attribute, which spares opening datasets."""
         return dict(self._rows)
 
-    def has(self, path: str) -> bool:
-        """Whether there is such a column, sound or damaged."""
-        from h5py import h5d
+    def _rows_of(self, path: str) -> int:
+        table = path.split("/")[0]
+        return self._rows["rollouts" if table == "rewards" else table]
 
-        try:
-            h5d.open(self._id, path.encode())
-        except KeyError:
-            return False
-        except (OSError, RuntimeError):
-            return True
-        return True
+    def has(self, path: str) -> bool:
+        """Whether the file was given such a column, sound or damaged now."""
+        return path in self._checksums if self._all_checked else hdf5.has(self._id, path)
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> Array:
-        """Rows start..stop of a column; a column that the file lacks reads as unknown.
+        """Rows start..stop of a column; a column that the file was never given reads as unknown.
 
-        Checksums are compared: of a chunked column those of the chunks that are read, of another
-        one its own when it is read whole.
+        Checksums are compared: the column's own when it is read whole, or is small, else those of
+        the chunks that are read, if it has any.
         """
-        array = self._read(path, start, stop)
-        is_whole = (start, stop) == (0, None)
-        if is_whole and self.damaged_columns({path: array}) and self.has(path):
-            raise self._damaged(f"{path} of {self.name} cannot be read: its checksum is wrong")
-        return array
-
-    def _read(self, path: str, start: int, stop: int | None) -> Array:
-        import h5py
-
-        try:
-            dataset = h5py.Dataset(h5py.h5d.open(self._id, path.encode()))
-        except KeyError:
-            table = path.split("/")[0]
-            rows = self._rows["rollouts" if table == "rewards" else table]
+        rows = self._rows_of(path)
+        if not self.has(path):
             return empty_column(column_of(path), rows)[start:stop]
-        except (OSError, RuntimeError) as error:
-            raise self._damaged(f"{path} of {self.name} cannot be read: {error}") from error
+        stop = rows if stop is None else min(stop, rows)
+        small = rows * _row_bytes(path) <= _SMALL_BYTES and path not in self._sound
+        if not small and (start, stop) != (0, rows):
+            return self._read(path, start, stop)
+        array = self._read(path, 0, rows)
+        if self.damaged_columns({path: array}):
+            raise self._damaged(f"{path} of {self.name} cannot be read: its checksum is wrong")
+        self._sound.add(path)
+        return array[start:stop]
+
+    def _read(self, path: str, start: int, stop: int) -> Array:
+        """Rows of a column that the file has; its own checksum is not compared."""
         try:
-            array: Array = dataset[start : dataset.shape[0] if stop is None else stop]
-        except (OSError, RuntimeError, ValueError, TypeError) as error:
-            if isinstance(error, OSError) and load_filters(dataset, self.name):
-                return self._read(path, start, stop)
+            dataset = self._dataset(path)
+            try:
+                return hdf5.rows(dataset, start, stop)
+            except OSError:
+                if not load_filters(dataset, self.name):
+                    raise
+                return hdf5.rows(dataset, start, stop)
+        except MissingFilterError:
+            raise
+        except H5_ERRORS as error:
             raise self._damaged(f"{path} of {self.name} cannot be read: {error}") from error
-        return array
 
-    def read_what_can_be(self, path: str, num_rows: int) -> tuple[Array, Array]:
-        """A column of `num_rows`, zero where it cannot be read, and the mask of those rows."""
-        import h5py
+    def _dataset(self, path: str) -> Any:
+        """Raises ValueError for one that is not what the format wants."""
+        dataset = hdf5.dataset(self._id, path)
+        if dataset.shape != (self._rows_of(path),):
+            raise ValueError(f"it has {dataset.shape} rows, but should have {self._rows_of(path)}")
+        if not _is_of_type(dataset.dtype, column_of(path)):
+            raise ValueError(f"its type is {dataset.dtype}, not {column_of(path).dtype}")
+        return dataset
 
-        column = column_of(path)
-        values = empty_column(column, num_rows)
+    def read_what_can_be(self, path: str) -> tuple[Array, Array]:
+        """A column, zero where it cannot be read, and the mask of those rows."""
+        num_rows = self._rows_of(path)
         lost = np.ones(num_rows, dtype=bool)
         try:
-            dataset = h5py.Dataset(h5py.h5d.open(self._id, path.encode()))
+            dataset = self._dataset(path)
             values = np.zeros(num_rows, dtype=dataset.dtype)
-            step = dataset.chunks[0] if dataset.chunks else max(num_rows, 1)
-            stop = min(num_rows, len(dataset))
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError):
-            return values, lost
-        load_filters(dataset, self.name)
-        for start in range(0, stop, step):
-            end = min(start + step, stop)
-            try:
-                values[start:end] = dataset[start:end]
-                lost[start:end] = False
-            except (OSError, RuntimeError, ValueError):
-                continue
+            load_filters(dataset, self.name)
+        except MissingFilterError:
+            raise
+        except H5_ERRORS:
+            return empty_column(column_of(path), num_rows), lost
+        step = hdf5.chunk_rows(dataset) or max(num_rows, 1)
+        for start in range(0, num_rows, step):
+            stop = min(start + step, num_rows)
+            with suppress(*H5_ERRORS):
+                values[start:stop] = hdf5.rows(dataset, start, stop)
+                lost[start:stop] = False
+        if not lost.any() and self.damaged_columns({path: values}):
+            lost[:] = True
         return values, lost
 
+    def checked_block(self) -> tuple[Block, list[str]]:
+        """Everything that can be read, and what is wrong: sentences, none when it is sound."""
+        block: Block = {}
+        faults: list[str] = []
+        for path in self.paths():
+            try:
+                block[path] = self.read(path)
+            except DamagedFileError as error:
+                faults.append(str(error))
+        lacking = [path for path, column in COLUMNS.items() if not column.optional]
+        lacking = [path for path in lacking if not self.has(path)]
+        faults += [f"{self.name} lacks the column {path}" for path in lacking]
+        if not faults:
+            faults += [f"{self.name}: {problem}" for problem in blocks.problems(block)]
+        return block, faults
+
     def block(self) -> Block:
-        """Everything; checksums of columns that are not chunked are not compared."""
-        return {path: self._read(path, 0, None) for path in self.paths()}
+        """Everything. Raises DamagedFileError."""
+        return {path: self.read(path) for path in self.paths()}
 
     def damaged_columns(self, block: Block) -> list[str]:
-        """Columns of `block` whose bytes are not those that were written (chunks check theirs)."""
-        written = self._checksums
+        """Columns of `block` whose bytes are not those that were written."""
         return [
             path
             for path, array in block.items()
-            if path in written and checksum(array) != written[path]
+            if path in self._checksums and checksums.checksum(array) != self._checksums[path]
         ]
-
-    @cached_property
-    def _checksums(self) -> dict[str, str]:
-        entries = str(self.attribute("checksums") or "").split()
-        return {path: digits for path, _, digits in (entry.rpartition("=") for entry in entries)}
 
     def _damaged(self, message: str) -> DamagedFileError:
         return DamagedFileError(message, self.name, self.folder)
@@ -245,18 +285,8 @@ class NewerFormatError(StoreError):
 
 
 _OWN_ATTRIBUTES = {"format", "format_version", "format_minor", "table_rows", "rewards", "checksums"}
-
-
-def _open(source: Path | bytes) -> Any:
-    from h5py import h5f, h5p
-
-    if isinstance(source, bytes):
-        return h5f.open_file_image(source)
-    access = h5p.create(h5p.FILE_ACCESS)
-    access.set_fclose_degree(h5f.CLOSE_STRONG)
-    # Files never change once they have their name, so there is nothing to lock.
-    access.set_file_locking(False, True)
-    return h5f.open(os.fsencode(source), h5f.ACC_RDONLY, fapl=access)
+_SMALL_BYTES = 256 << 10  # a column of so many is read whole at first, for its checksum
+_TEXT_BYTES = 64  # about, of a row of texts
 
 
 def _is_known(path: str) -> bool:
@@ -267,35 +297,10 @@ def _is_known(path: str) -> bool:
     return True
 
 
-# ---------------------------------------------------------------- names in the folder
+def _row_bytes(path: str) -> int:
+    dtype = column_of(path).dtype
+    return _TEXT_BYTES if dtype == "S" else np.dtype(dtype).itemsize
 
 
-def segment_path(folder: Path, number: int) -> Path:
-    """A closed segment."""
-    return folder / f"segment_{number:06d}.h5"
-
-
-def open_path(folder: Path, number: int) -> Path:
-    """The folder of an open segment's parts."""
-    return folder / f"segment_{number:06d}.open"
-
-
-def segment_numbers(folder: Path) -> dict[int, bool]:
-    """Segments there are, in order; True where it is closed."""
-    # Open ones first: a segment that is closed between the two looks is then seen twice, not never.
-    opened = {_number(path): False for path in folder.glob("segment_*.open")}
-    closed = {_number(path): True for path in folder.glob("segment_*.h5")}
-    return dict(sorted((opened | closed).items()))
-
-
-def part_path(opened: Path, part: int) -> Path:
-    """A file of an open segment: one flush."""
-    return opened / f"part_{part:06d}.h5"
-
-
-def part_paths(opened: Path) -> list[Path]:
-    return sorted(opened.glob("part_*.h5"))
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.removeprefix("segment_"))
+def _is_of_type(dtype: np.dtype[Any], column: Column) -> bool:
+    return dtype.kind == "S" if column.dtype == "S" else dtype == np.dtype(column.dtype)

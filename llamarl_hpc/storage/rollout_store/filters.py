@@ -45,7 +45,8 @@ def dataset_options(compression: str) -> dict[str, Any]:
 
 
 def load_filters(dataset: Any, name: str) -> bool:
-    """Make the filters of a dataset known to HDF5; whether that was needed. `name` is the file's.
+    """Make the filters of a dataset (h5py's low-level one) known to HDF5; whether that was needed.
+    `name` is the file's.
 
     Raises MissingFilterError when one cannot be had.
     """
@@ -67,5 +68,5 @@ def load_filters(dataset: Any, name: str) -> bool:
 
 
 def _filters(dataset: Any) -> list[int]:
-    creation = dataset.id.get_create_plist()
+    creation = dataset.get_create_plist()
     return [creation.get_filter(index)[0] for index in range(creation.get_nfilters())]

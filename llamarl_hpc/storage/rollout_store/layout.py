@@ -18,7 +18,8 @@ from llamarl_hpc.types import Array, FinishReason, Purpose, Status
 
 FORMAT = "llamarl_hpc rollouts"
 FORMAT_VERSION = 1  # a reader refuses files with a higher number
-FORMAT_MINOR = 1  # rises when columns are added; older readers ignore them
+FORMAT_MINOR = 2  # rises when something is added; older readers pass over it
+ALL_CHECKED = 2  # from this minor on every column and attribute has a checksum
 
 Block = dict[str, Array]
 """Columns by path, `"rollouts/reward"`. Strings are fixed-width bytes (UTF-8)."""

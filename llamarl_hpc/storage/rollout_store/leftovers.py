@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage import atomic
 from llamarl_hpc.storage.rollout_store import blocks
-from llamarl_hpc.storage.rollout_store.file import (
-    RolloutFile,
+from llamarl_hpc.storage.rollout_store.file import RolloutFile
+from llamarl_hpc.storage.rollout_store.layout import Block
+from llamarl_hpc.storage.rollout_store.names import (
     open_path,
     part_paths,
     segment_numbers,
     segment_path,
 )
-from llamarl_hpc.storage.rollout_store.layout import Block
 from llamarl_hpc.storage.rollout_store.segment import closed_image, joined_compression
 
 if TYPE_CHECKING:
@@ -46,8 +46,11 @@ def _close(folder: Path, number: int, attempt: int, config: StorageConfig) -> No
     for path in part_paths(opened):
         file = RolloutFile(path, path.name)
         attributes = file.attributes
-        parts.append(_sound_block(file))
+        block, faults = file.checked_block()
         file.close()
+        if faults:  # it must not get a new checksum
+            raise StoreError("; ".join(faults))
+        parts.append(block)
     if attributes.get("attempt", 0) >= attempt:
         return
     if parts:
@@ -55,11 +58,3 @@ def _close(folder: Path, number: int, attempt: int, config: StorageConfig) -> No
         image = closed_image(number, blocks.join(parts), attributes, compression)
         atomic.write_bytes(segment_path(folder, number), image)
     shutil.rmtree(opened, ignore_errors=True)  # without parts: claimed, and killed before a flush
-
-
-def _sound_block(file: RolloutFile) -> Block:
-    """Raises StoreError for a column that is damaged: it must not get a new checksum."""
-    block = file.block()
-    if damaged := file.damaged_columns(block):
-        raise StoreError(f"the checksum of {damaged[0]} of {file.name} is wrong")
-    return block

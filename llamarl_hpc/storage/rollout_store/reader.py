@@ -18,12 +18,14 @@ from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage.rollout_store.file import (
     DamagedFileError,
     RolloutFile,
+)
+from llamarl_hpc.storage.rollout_store.layout import TABLES, Block, column_of, empty_column
+from llamarl_hpc.storage.rollout_store.names import (
     open_path,
     part_paths,
     segment_numbers,
     segment_path,
 )
-from llamarl_hpc.storage.rollout_store.layout import TABLES, Block, column_of, empty_column
 from llamarl_hpc.types import Array, VersionSpan
 
 MAX_OPEN_FILES = 256  # well below the usual limit of 1,024 descriptors

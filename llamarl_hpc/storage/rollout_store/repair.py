@@ -21,14 +21,14 @@ from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage import atomic
 from llamarl_hpc.storage.rollout_store import blocks
 from llamarl_hpc.storage.rollout_store.encode import encode
-from llamarl_hpc.storage.rollout_store.file import (
-    RolloutFile,
+from llamarl_hpc.storage.rollout_store.file import RolloutFile
+from llamarl_hpc.storage.rollout_store.layout import COLUMNS, Block, column_of
+from llamarl_hpc.storage.rollout_store.names import (
     open_path,
     part_paths,
     segment_numbers,
     segment_path,
 )
-from llamarl_hpc.storage.rollout_store.layout import COLUMNS, Block, column_of
 from llamarl_hpc.types import Array
 
 _SUPERBLOCK_END = 40  # where HDF5's first superblock says how long the file is
@@ -117,7 +117,7 @@ def _read(path: Path, name: str) -> tuple[Block, dict[str, Array], dict[str, Any
             content = _padded(path)
         except OSError as reason:
             raise StoreError(f"{name} cannot be read: {reason}") from reason
-        file = RolloutFile(content, name)
+        file = RolloutFile(content, name, believe=True)
     try:
         block, bad = _read_columns(file, problems)
         attributes = file.attributes
@@ -138,16 +138,12 @@ def _padded(path: Path) -> bytes:
 
 
 def _read_columns(file: RolloutFile, problems: list[str]) -> tuple[Block, dict[str, Array]]:
-    rows = file.num_rows()
     block: Block = {}
     bad: dict[str, Array] = {}
     for path in _paths_of(file):
-        table = "rollouts" if path.startswith("rewards/") else path.split("/")[0]
-        block[path], lost = file.read_what_can_be(path, rows[table])
+        block[path], lost = file.read_what_can_be(path)
         if lost.any():
             bad[path] = lost
-    for path in file.damaged_columns(block):
-        bad[path] = np.ones(len(block[path]), dtype=bool)
     for path, lost in bad.items():
         problems.append(f"{file.name}: {int(lost.sum())} of {len(lost)} rows of {path} are damaged")
         if column_of(path).dtype.startswith("f"):
@@ -158,7 +154,7 @@ def _read_columns(file: RolloutFile, problems: list[str]) -> tuple[Block, dict[s
 def _paths_of(file: RolloutFile) -> list[str]:
     """Columns that the file should have."""
     wanted = [path for path, column in COLUMNS.items() if not column.optional or file.has(path)]
-    return list(dict.fromkeys([*wanted, *(f"rewards/{name}" for name in file.reward_names())]))
+    return list(dict.fromkeys([*wanted, *file.paths()]))
 
 
 def sound_groups(block: Block, bad: dict[str, Array]) -> Array:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from llamarl_hpc.storage.rollout_store import blocks
 from llamarl_hpc.storage.rollout_store.encode import Attributes, Image, encode
-from llamarl_hpc.storage.rollout_store.file import open_path, segment_numbers, segment_path
 from llamarl_hpc.storage.rollout_store.layout import Block
+from llamarl_hpc.storage.rollout_store.names import open_path, segment_numbers, segment_path
 
 if TYPE_CHECKING:
     from llamarl_hpc.config.schema import StorageConfig

@@ -26,10 +26,10 @@ from llamarl_hpc.storage.records import GroupRecord
 from llamarl_hpc.storage.rollout_store import blocks, build
 from llamarl_hpc.storage.rollout_store.disk import POLL_S, Disk, Flush, Write
 from llamarl_hpc.storage.rollout_store.encode import Attributes, Image
-from llamarl_hpc.storage.rollout_store.file import open_path, part_path, segment_path
 from llamarl_hpc.storage.rollout_store.filters import check_available
 from llamarl_hpc.storage.rollout_store.layout import Block
 from llamarl_hpc.storage.rollout_store.leftovers import close_leftovers
+from llamarl_hpc.storage.rollout_store.names import open_path, part_path, segment_path
 from llamarl_hpc.storage.rollout_store.segment import (
     OpenSegment,
     claim,
