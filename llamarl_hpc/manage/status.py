@@ -13,9 +13,8 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-import yaml
-
 from analysis.lineage import Attempt, current_events, current_metrics
+from llamarl_hpc.errors import RunDirError
 from llamarl_hpc.launch import queue
 from llamarl_hpc.manage.jobs import (
     RunningIn,
@@ -45,7 +44,7 @@ def read_status(run: RunDir, *, ask_slurm: bool = True) -> dict[str, Any]:
     """
     attempts = run.read_info().get("attempts", [])
     last: dict[str, Any] = attempts[-1] if attempts else {}
-    settings = yaml.safe_load(run.config.read_text())
+    settings = run.read_config()
     job, view, warnings = _ask(run, ask_slurm)
     state, reason = _state(last, job, view)
     lines = read_json_lines(run.metrics)
@@ -64,7 +63,7 @@ def read_status(run: RunDir, *, ask_slurm: bool = True) -> dict[str, Any]:
         "job": None if job is None else _job(run, job, view),
         "attempts": [_attempt(entry) for entry in attempts],
         "warnings": warnings,
-        **_progress(lines, lineage, settings["trainer"]["max_steps"]),
+        **_progress(lines, lineage, _max_steps(run, settings)),
     }
     delay_s = (settings.get("launch") or {}).get("signal_delay_s") if job is not None else None
     return figures | {"signal_delay_s": delay_s, "fits": _fits(figures, settings)}
@@ -160,6 +159,13 @@ def _state_here(attempt: dict[str, Any], outcome: str, reason: str) -> tuple[str
 
 
 # ------------------------------------------------------------------ progress
+
+
+def _max_steps(run: RunDir, settings: dict[str, Any]) -> int:
+    number = (settings.get("trainer") or {}).get("max_steps")
+    if not isinstance(number, int):
+        raise RunDirError(f"{run.config} is damaged (trainer.max_steps is {number!r}); mend it")
+    return number
 
 
 def _progress(
