@@ -69,6 +69,8 @@ def test_a_run_goes_on_over_a_time_limit_and_a_requeue_and_changes_no_loss(
     second = run.wait_for_end(attempt=2)
     assert second["reason"].startswith("stopped by requeue after step"), run.said()
     assert second["reason"].endswith("with a checkpoint")  # its ranks were signalled, and went on
+    told = (run.folder / "attempts" / "2" / "controller.0.log").read_text()
+    assert "launch.signal_delay_s lets Slurm signal only 1 s before the job's end" in told
     (tmp_path / "slow").unlink()
     run.start_again()
 
