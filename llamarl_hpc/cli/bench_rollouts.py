@@ -3,9 +3,10 @@
 `append_vs_raw_write` is the time a raw file takes for the same bytes (one write and one fsync for
 each flush) over that of the writer (appended group by group, flushed as often, every file synced
 and named). Each round measures the raw file before and after the writer and takes the mean; the
-median of the rounds counts. The writer works
-beside its caller, as in a run: a flush is asked for and the next groups are appended meanwhile;
-the clock stops when everything is on disk.
+median of the rounds counts. The writer works beside its caller, as in a run: a flush is asked for
+and the next groups are appended meanwhile; the clock stops when everything is on disk. Nothing is
+compressed there, for a raw file is not. `writer_share_of_step` is of the writer as it is by
+default: processor time until all segments are compressed and closed, over the time of a step.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Shape:
 def measure(folder: Path, shape: Shape) -> dict[str, Any]:
     """All figures, ready for JSON. Works in a new folder below `folder`, which it removes."""
     with tempfile.TemporaryDirectory(prefix=".bench-rollouts-", dir=folder) as name:
-        figures = measure_append(Path(name), shape)
+        figures: dict[str, Any] = {"load_average": os.getloadavg()[0]}  # who else was at work
+        figures |= measure_append(Path(name), shape)
         figures |= measure_read(Path(name), shape)
         return figures | {"compression": measure_compression(shape)}
 
@@ -75,23 +77,24 @@ def measure_append(folder: Path, shape: Shape) -> dict[str, Any]:
         [make_group(rng, flush * 1000 + g, shape.num_tokens) for g in range(_groups(shape))]
         for flush in range(shape.num_flushes)
     ]
-    *_, sizes = _append(folder / "warm", flushes)  # also tells how much a raw file must hold
-    ratios, written, raw, shares = [], [], [], []
+    _, sizes = _append(folder / "warm", flushes)  # also tells how much a raw file must hold
+    ratios, written, raw = [], [], []
     for _ in range(shape.num_rounds):
         before_s = _write_raw(folder / "raw", sizes)
-        seconds, cpu_s, sizes = _append(folder / "store", flushes)
+        seconds, sizes = _append(folder / "store", flushes)
         raw_s = (before_s + _write_raw(folder / "raw", sizes)) / 2
         ratios.append(raw_s / seconds)
         written.append(sum(sizes) / seconds / 2**20)
         raw.append(sum(sizes) / raw_s / 2**20)
-        shares.append(cpu_s / shape.num_flushes / shape.step_s)
+    cpu_s = _processor_s(folder / "store", flushes) / shape.num_flushes
     return {
         "append_vs_raw_write": statistics.median(ratios),
         "append_vs_raw_write_rounds": ratios,
         "append_mib_per_s": statistics.median(written),
         "raw_write_mib_per_s": statistics.median(raw),
         "flush_mib": sum(sizes) / shape.num_flushes / 2**20,
-        "writer_share_of_step": statistics.median(shares),
+        "writer_processor_ms_per_flush": 1e3 * cpu_s,
+        "writer_share_of_step": cpu_s / shape.step_s,
         "step_s": shape.step_s,
     }
 
@@ -100,24 +103,43 @@ def _groups(shape: Shape) -> int:
     return max(shape.num_rollouts // GROUP, 1)
 
 
-def _append(folder: Path, flushes: list[list[GroupRecord]]) -> tuple[float, float, list[int]]:
-    """Seconds until all is durable, CPU seconds of this process, bytes of each file."""
-    config = StorageConfig(compression="none")
+def _append(folder: Path, flushes: list[list[GroupRecord]]) -> tuple[float, list[int]]:
+    """Seconds until all is durable, bytes of each file."""
+    writer = _open_writer(folder, StorageConfig(compression="none"))
+    start = time.perf_counter()
+    _write_all(writer, flushes)
+    seconds = time.perf_counter() - start
+    sizes = [path.stat().st_size for path in sorted(folder.rglob("*.h5"))]
+    writer.close()
+    shutil.rmtree(folder)
+    return seconds, sizes
+
+
+def _processor_s(folder: Path, flushes: list[list[GroupRecord]]) -> float:
+    """Seconds of processor time, of all threads, until the last segment is compressed."""
+    writer = _open_writer(folder, StorageConfig())
+    start = time.process_time()
+    _write_all(writer, flushes)
+    writer.close()
+    seconds = time.process_time() - start
+    shutil.rmtree(folder)
+    return seconds
+
+
+def _open_writer(folder: Path, config: StorageConfig) -> RolloutWriter:
     writer = RolloutWriter(
         folder, attempt=1, config=config, attributes={"run_id": "bench"}, reward_names=["exact"]
     )
     writer.flush()
-    start, cpu = time.perf_counter(), time.process_time()
+    return writer
+
+
+def _write_all(writer: RolloutWriter, flushes: list[list[GroupRecord]]) -> None:
     for records in flushes:
         for record in records:
             writer.append(record)
         writer.flush(wait=False)
     writer.flush()
-    seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
-    sizes = [path.stat().st_size for path in sorted(folder.rglob("*.h5"))]
-    writer.close()
-    shutil.rmtree(folder)
-    return seconds, cpu_s, sizes
 
 
 def _write_raw(path: Path, sizes: list[int]) -> float:
@@ -222,7 +244,7 @@ def measure_read(folder: Path, shape: Shape) -> dict[str, Any]:
     run.config.write_text("{}\n")
     size = write_segments(run.rollouts, shape.num_segments)
     column_s = []
-    for _ in range(3):  # the first warms the page cache
+    for _ in range(4):  # the first warms the page cache
         start = time.perf_counter()
         reader = RolloutReader(run.rollouts)
         rows = len(reader.column("rollouts/reward"))
@@ -233,10 +255,10 @@ def measure_read(folder: Path, shape: Shape) -> dict[str, Any]:
         "num_segments": shape.num_segments,
         "num_rollouts": rows,
         "store_mib": size / 2**20,
-        "open_and_read_column_s": min(column_s[1:]),
+        "open_and_read_column_s": statistics.median(column_s[1:]),
         "rollout_by_id_ms": 1e3 * statistics.median(by_id),
         "rollout_by_id_max_ms": 1e3 * max(by_id),
-        "scan_memory_mib": _scan_memory(run.rollouts) / 2**20,
+        **_scan(run.rollouts),
     }
 
 
@@ -274,15 +296,16 @@ def _look_up(run: Run, num_segments: int) -> list[float]:
     return seconds
 
 
-def _scan_memory(folder: Path) -> int:
-    """By how many bytes this process grows while all tokens are read file by file."""
+def _scan(folder: Path) -> dict[str, float]:
+    """MiB that are read when all tokens are looked at file by file, and by how many this process
+    grows meanwhile."""
     import psutil
 
     process, reader = psutil.Process(), RolloutReader(folder)
     before = peak = process.memory_info().rss
+    read = 0
     for _, file in reader.scan():
-        file.read("tokens/id")
-        file.read("tokens/logprob_behaviour")
+        read += file.read("tokens/id").nbytes + file.read("tokens/logprob_behaviour").nbytes
         peak = max(peak, process.memory_info().rss)
     reader.close()
-    return peak - before
+    return {"scan_mib": read / 2**20, "scan_memory_mib": (peak - before) / 2**20}

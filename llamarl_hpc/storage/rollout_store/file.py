@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage.rollout_store import blocks, checksums, hdf5
 from llamarl_hpc.storage.rollout_store.filters import MissingFilterError, load_filters
 from llamarl_hpc.storage.rollout_store.hdf5 import H5_ERRORS
+from llamarl_hpc.storage.rollout_store.header import Header
 from llamarl_hpc.storage.rollout_store.layout import (
-    ALL_CHECKED,
     COLUMNS,
-    FORMAT,
-    FORMAT_VERSION,
     TABLES,
     Block,
     Column,
@@ -36,11 +33,18 @@ class RolloutFile:
     """One file of the store, read lazily. Raises StoreError when it is damaged or too new."""
 
     def __init__(
-        self, source: Path | bytes, name: str, folder: Path | None = None, *, believe: bool = False
+        self,
+        source: Path | bytes,
+        name: str,
+        folder: Path | None = None,
+        *,
+        header: Header | None = None,
+        believe: bool = False,
     ) -> None:
         """Open a file by path, or one that has been read into memory; `name` is for messages,
-        `folder` the store that it belongs to. `believe` what its attributes say though they are
-        not those that were written (to save what can be)."""
+        `folder` the store that it belongs to. `header` is that of an earlier look: files do not
+        change. `believe` what the attributes say though they are not those that were written (to
+        save what can be)."""
         self.name, self.folder = name, folder
         self._sound: set[str] = set()  # columns whose checksum has been compared
         try:
@@ -48,44 +52,23 @@ class RolloutFile:
         except H5_ERRORS as error:
             raise self._damaged(f"{name} cannot be opened: {error}") from error
         try:
-            self._attributes = self._read_attributes()
-            self._check_version()
-            self._rows = self._rows_that_lie_there() if believe else self._table_rows()
-            self.first_rollout_id = self._number("first_rollout_id")
-            if not believe:
-                self._check_attributes()
+            self.header = header or self._read_header(believe)
         except BaseException:
             self.close()
             raise
 
-    def _read_attributes(self) -> dict[str, Any]:
+    def _read_header(self, believe: bool) -> Header:
         try:
-            return hdf5.attributes(self._id)
+            attributes = hdf5.attributes(self._id)
         except H5_ERRORS as error:
             raise self._damaged(
                 f"{self.name} is damaged: its attributes cannot be read: {error}"
             ) from error
-
-    def _check_version(self) -> None:
-        if self.attribute("format") != FORMAT:
-            raise self._damaged(f"{self.name} is not a file of the rollout store")
-        version = self._number("format_version")
-        if version > FORMAT_VERSION:
-            raise NewerFormatError(
-                f"{self.name} has format {version}; this version of llamarl-hpc reads up to "
-                f"{FORMAT_VERSION}, so install a newer one"
-            )
-
-    def _table_rows(self) -> dict[str, int]:
-        text = self.attribute("table_rows")
         try:
-            pairs = (entry.rsplit("=", 1) for entry in str(text).split())
-            rows = {table: int(number) for table, number in pairs}
-        except ValueError:
-            rows = {}
-        if not rows.keys() >= set(TABLES) or min(rows.values()) < 0:
-            raise self._damaged(f"{self.name} is damaged: its attribute table_rows is {text!r}")
-        return rows
+            rows = self._rows_that_lie_there() if believe else None
+            return Header.of(self.name, attributes, rows=rows)
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
 
     def _rows_that_lie_there(self) -> dict[str, int]:
         """Rows that most columns of a table have; 0 where none can be opened."""
@@ -98,46 +81,19 @@ class RolloutFile:
             found[table] = lengths.most_common(1)[0][0] if lengths else 0
         return found
 
-    def _number(self, name: str) -> int:
-        value = self.attribute(name)
-        try:
-            return int(value)
-        except (TypeError, ValueError, OverflowError):
-            raise self._damaged(
-                f"{self.name} is damaged: its attribute {name} is {value!r}"
-            ) from None
-
-    def _check_attributes(self) -> None:
-        if self._all_checked and not checksums.are_as_written(self._attributes):
-            raise self._damaged(f"{self.name} is damaged: the checksum of its attributes is wrong")
-
-    # ------------------------------------------------------------ attributes
-
-    def attribute(self, name: str) -> Any:
-        """Text, number, or None when the file does not have it."""
-        return self._attributes.get(name)
-
     @property
     def attributes(self) -> dict[str, Any]:
         """Those that say where the rows come from; not what the store keeps for itself."""
-        return {n: value for n, value in self._attributes.items() if n not in _OWN_ATTRIBUTES}
-
-    @cached_property
-    def _checksums(self) -> dict[str, str]:
-        return checksums.parsed(str(self.attribute(checksums.ATTRIBUTE) or ""))
-
-    @cached_property
-    def _all_checked(self) -> bool:
-        """Whether every column and the attributes have a checksum; False in older files."""
-        return self._number("format_minor") >= ALL_CHECKED
+        values = self.header.attributes.items()
+        return {name: value for name, value in values if name not in _OWN_ATTRIBUTES}
 
     # ------------------------------------------------------------ columns
 
     def paths(self) -> list[str]:
         """Paths of all columns that the file was given and this version knows."""
         found = (
-            list(self._checksums)
-            if self._all_checked
+            list(self.header.checksums)
+            if self.header.all_checked
             else [f"{t}/{name}" for t in (*TABLES, "rewards") for name in self._names(t)]
         )
         return [path for path in found if _is_known(path)]
@@ -150,7 +106,7 @@ class RolloutFile:
 
     def reward_names(self) -> list[str]:
         """Names of the reward components; without opening anything where the file says them."""
-        said = self.attribute("rewards")
+        said = self.header.attributes.get("rewards")
         try:
             return [str(name) for name in json.loads(said)] if said else self._names("rewards")
         except (ValueError, TypeError):
@@ -158,15 +114,17 @@ class RolloutFile:
 
     def num_rows(self) -> dict[str, int]:
         """Rows of every table; taken from the file's attribute, which spares opening datasets."""
-        return dict(self._rows)
+        return dict(self.header.rows)
 
     def _rows_of(self, path: str) -> int:
         table = path.split("/")[0]
-        return self._rows["rollouts" if table == "rewards" else table]
+        return self.header.rows["rollouts" if table == "rewards" else table]
 
     def has(self, path: str) -> bool:
         """Whether the file was given such a column, sound or damaged now."""
-        return path in self._checksums if self._all_checked else hdf5.has(self._id, path)
+        return (
+            path in self.header.checksums if self.header.all_checked else hdf5.has(self._id, path)
+        )
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> Array:
         """Rows start..stop of a column; a column that the file was never given reads as unknown.
@@ -258,7 +216,8 @@ class RolloutFile:
         return [
             path
             for path, array in block.items()
-            if path in self._checksums and checksums.checksum(array) != self._checksums[path]
+            if path in self.header.checksums
+            and checksums.checksum(array) != self.header.checksums[path]
         ]
 
     def _damaged(self, message: str) -> DamagedFileError:
@@ -278,10 +237,6 @@ class DamagedFileError(StoreError):
 
     def __reduce__(self) -> Any:
         return type(self), (str(self), self.file_name, self.folder)
-
-
-class NewerFormatError(StoreError):
-    """A file that only a newer version can read."""
 
 
 _OWN_ATTRIBUTES = {"format", "format_version", "format_minor", "table_rows", "rewards", "checksums"}

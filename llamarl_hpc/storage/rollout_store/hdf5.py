@@ -6,6 +6,7 @@ A run has thousands of files, and a look at one takes a fifth so long as with h5
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ def attributes(file: Any) -> dict[str, Any]:
         array = np.empty(attribute.shape, attribute.dtype)
         attribute.read(array)
         value = array.item()
-        text = value.decode().strip(" ") if isinstance(value, bytes) else value
-        found[attribute.name.decode()] = text
+        if isinstance(value, bytes):  # most files of a run say the same
+            value = sys.intern(value.decode().strip(" "))
+        found[attribute.name.decode()] = value
     return found
 
 

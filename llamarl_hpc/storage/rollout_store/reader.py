@@ -19,6 +19,7 @@ from llamarl_hpc.storage.rollout_store.file import (
     DamagedFileError,
     RolloutFile,
 )
+from llamarl_hpc.storage.rollout_store.header import Header
 from llamarl_hpc.storage.rollout_store.layout import TABLES, Block, column_of, empty_column
 from llamarl_hpc.storage.rollout_store.names import (
     open_path,
@@ -38,9 +39,16 @@ class _Source:
 
     name: str
     content: Path | bytes  # parts are read into memory: they go when their segment is closed
-    num_rows: dict[str, int] = field(default_factory=dict)
-    first_rollout_id: int = -1
+    header: Header | None = None  # None: not opened yet
     reward_names: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        return self.header.rows if self.header else {}
+
+    @property
+    def first_rollout_id(self) -> int:
+        return self.header.first_rollout_id if self.header else -1
 
 
 class RolloutReader:
@@ -71,12 +79,12 @@ class RolloutReader:
             f"left out: {why}; {_counted(rollouts if rollouts >= 0 else self._missing(place))}"
             for place, why, rollouts in lost
         ]
-        counts = {t: [source.num_rows[t] for source in self._sources] for t in TABLES}
+        counts = {t: [source.rows[t] for source in self._sources] for t in TABLES}
         self._bases = {t: np.cumsum([0, *rows], dtype=np.int64) for t, rows in counts.items()}
 
     def leave_out(self, error: DamagedFileError) -> None:
         """From now on this is the reader of a run without the damaged file: rows move up."""
-        of_file = (s.num_rows["rollouts"] for s in self._sources if s.name == error.file_name)
+        of_file = (s.rows["rollouts"] for s in self._sources if s.name == error.file_name)
         self._left_out[error.file_name] = (str(error), next(of_file, -1))
         self.refresh()
 
@@ -88,8 +96,7 @@ class RolloutReader:
             source.reward_names = file.reward_names()
         except DamagedFileError as error:
             return str(error)
-        source.num_rows = file.num_rows()
-        source.first_rollout_id = file.first_rollout_id
+        source.header = file.header
         return ""
 
     def _missing(self, place: int) -> int:
@@ -100,7 +107,7 @@ class RolloutReader:
         if len(around) < 2:
             return -1
         before, after = around
-        missing = after.first_rollout_id - before.first_rollout_id - before.num_rows["rollouts"]
+        missing = after.first_rollout_id - before.first_rollout_id - before.rows["rollouts"]
         return missing if 0 < missing < 1 << 32 else -1  # else `after` is of another attempt
 
     def close(self) -> None:
@@ -197,7 +204,7 @@ class RolloutReader:
     def find_rollout(self, rollout_id: int) -> int:
         """Row of a rollout in the whole. Raises KeyError."""
         for source, base in zip(self._sources, self._bases["rollouts"], strict=False):
-            offset, rows = rollout_id - source.first_rollout_id, source.num_rows["rollouts"]
+            offset, rows = rollout_id - source.first_rollout_id, source.rows["rollouts"]
             if rows and 0 <= offset < rows:
                 return int(base) + offset
         raise KeyError(f"no rollout {rollout_id} in {self._folder}")
@@ -205,7 +212,9 @@ class RolloutReader:
     def _file(self, index: int) -> RolloutFile:
         if index not in self._files:
             source = self._sources[index]
-            self._keep(index, RolloutFile(source.content, source.name, self._folder))
+            self._keep(
+                index, RolloutFile(source.content, source.name, self._folder, header=source.header)
+            )
         return self._files[index]
 
     def _keep(self, index: int, file: RolloutFile) -> None:
