@@ -27,23 +27,24 @@ class Grace:
 
     @property
     def stop_s(self) -> float:
-        """Seconds from a signal until the run has left: the step that is under way, a checkpoint,
-        the end of the executors."""
-        return self._pace.training_s + self._pace.checkpoint_s + LEAVE_S
+        """Seconds from a signal until a checkpoint is on disk: the step that is under way, and the
+        checkpoint, as long as they took lately."""
+        return self._pace.training_s + self._pace.checkpoint_s
 
     def consider(self) -> None:
         """Tell what does not fit, once a checkpoint was measured or estimated; each thing once."""
         checkpoint_s, kill_wait_s = self._pace.checkpoint_s, self._kill_wait_s
         if not checkpoint_s or kill_wait_s is None:
             return
-        if self.stop_s > self._delay_s and "signal" not in self._told:
+        needed_s = self.stop_s + LEAVE_S
+        if needed_s > self._delay_s and "signal" not in self._told:
             self._told.add("signal")
             log.warning(
                 "a step, a checkpoint and leaving take %.0f s, but launch.signal_delay_s lets "
                 "Slurm signal only %.0f s before the job's end: raise it to %d or more",
-                self.stop_s,
+                needed_s,
                 self._delay_s,
-                60 * math.ceil(self.stop_s * 1.5 / 60),
+                60 * math.ceil(needed_s * 1.5 / 60),
             )
         if checkpoint_s + LEAVE_S > kill_wait_s and "kill" not in self._told:
             self._told.add("kill")

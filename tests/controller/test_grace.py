@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from llamarl_hpc.controller.deadline import LEAVE_S, Pace
+from llamarl_hpc.controller.deadline import Pace
 from llamarl_hpc.controller.grace import Grace
 
 
@@ -16,9 +16,9 @@ def pace(*, training_s: float, checkpoint_s: float) -> Pace:
     return found
 
 
-def test_a_stop_is_a_step_a_checkpoint_and_the_way_out() -> None:
+def test_a_stop_is_a_step_and_a_checkpoint() -> None:
     measured = pace(training_s=12.0, checkpoint_s=30.0)
-    assert Grace(measured, signal_delay_s=1.0, kill_wait_s=None).stop_s == 42.0 + LEAVE_S
+    assert Grace(measured, signal_delay_s=1.0, kill_wait_s=None).stop_s == 42.0
 
 
 @pytest.mark.parametrize(
