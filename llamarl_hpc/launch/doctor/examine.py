@@ -18,10 +18,11 @@ from pathlib import Path
 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.checkpoint_time import checkpoint_bytes
 from llamarl_hpc.launch.doctor import slurm
 from llamarl_hpc.launch.doctor.finding import Finding, as_json, fail, ok, warn
 from llamarl_hpc.launch.doctor.folder import check_folder
-from llamarl_hpc.launch.doctor.inside import Ground, count_parameters, probe_all
+from llamarl_hpc.launch.doctor.inside import Ground, probe_all
 from llamarl_hpc.launch.doctor.probe import versions
 from llamarl_hpc.launch.extra_args import check_extra_args
 from llamarl_hpc.launch.queue import run_command
@@ -35,7 +36,6 @@ from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
 
 log = logging.getLogger(__name__)
-_CHECKPOINT_BYTES = 16  # of a parameter: weights and two moments in fp32, and the model in bf16
 _LIBRARY_S = 60.0
 
 
@@ -156,7 +156,7 @@ def check_script(config: Config) -> Finding:
 
 def _folder(config: Config, folder: Path, model: Path | None, *, shared: bool) -> list[Finding]:
     kept = config.trainer.save_total_limit + 1  # the newest is whole before the oldest goes
-    needed = kept * _CHECKPOINT_BYTES * (count_parameters(model) if model is not None else 0)
+    needed = kept * (checkpoint_bytes(config, model) if model is not None else 0)
     return list(check_folder(folder, run_command, needed_bytes=needed, shared=shared))
 
 

@@ -9,6 +9,7 @@ Works in a Slurm job and, through mpiexec, on a machine without Slurm. Never tak
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from llamarl_hpc.launch.doctor.probe import MARK, PULSE, Pulse, Report, Spec, go
 from llamarl_hpc.launch.doctor.reports import Expected, Step, judge
 from llamarl_hpc.launch.request import component_block, roles_of
 from llamarl_hpc.launch.steps import Probe
+from llamarl_hpc.models.load import tensor_shapes
 from llamarl_hpc.placement import device_of, interface_address
 from llamarl_hpc.storage.atomic import write_text
 
@@ -151,18 +153,7 @@ def _expected(ground: Ground, role: str, probe: Probe) -> Expected:
 
 def count_parameters(model_folder: Path) -> int:
     """Numbers in the safetensors files of a model folder, from their headers."""
-    total = 0
-    for path in model_folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            tensors = msgspec.json.decode(file.read(size))
-        for name, tensor in tensors.items():
-            if name != "__metadata__":
-                number = 1
-                for length in tensor["shape"]:
-                    number *= length
-                total += number
-    return total
+    return sum(math.prod(shape) for shape in tensor_shapes(model_folder).values())
 
 
 def _check_back(folder: Path, steps: Mapping[str, Step]) -> list[Finding]:
