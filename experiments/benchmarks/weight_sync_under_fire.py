@@ -160,7 +160,7 @@ class Scene:
 
 
 def _config(transport: str) -> Config:
-    block = {"transport": transport, "bucket_mb": 1, "timeout_s": LIMIT_S}
+    block = {"transport": transport, "delta": "auto", "bucket_mb": 1, "timeout_s": LIMIT_S}
     return Config.model_validate({"weight_sync": block})
 
 

@@ -6,12 +6,15 @@ round each way of moving one version takes its turn, and the medians of the roun
     copy               every trainer rank copies its part within its own memory
     shared_memory      until every replica may read the version in place
     collective         until every replica has received it (gloo)
+    collective_delta   the same with `weight_sync.delta: auto` where one element in 200 has changed
     raw_broadcast      one broadcast by each trainer rank over the same groups, nothing else
     gather_broadcast   parameter by parameter: gather on trainer rank 0, which broadcasts it
     disk               gather on trainer rank 0, which saves a file that every replica loads
 
-`_verified` is the same with `weight_sync.verify: full`. Ratios are taken round by round, so that
-a machine that others use at the time hurts both sides.
+`_verified` is the same with `weight_sync.verify: full`. For `in_flight_pause` each replica reads
+all its weights again and again, as decoding does, while a version arrives: the time between the two
+such steps that the switch lies between, and what of it is no plain copy, in steps. Ratios are taken
+round by round, so that a machine that others use at the time hurts both sides.
 """
 
 from __future__ import annotations
@@ -38,11 +41,12 @@ WAYS = [
     "shared_memory_verified",
     "collective",
     "collective_verified",
+    "collective_delta",
     "raw_broadcast",
     "gather_broadcast",
     "disk",
 ]
-_COPIES = 11  # of the model that all processes together hold
+_TRANSPORTS = WAYS[1:6]
 _ITEM_BYTES = {"fp32": 4, "bf16": 2}
 
 
@@ -50,7 +54,7 @@ def measure(task: Task) -> dict[str, Any]:
     """All figures, ready for JSON. Raises ConfigError when the machine is too small."""
     specs = model_specs(task.size, task.dtype, task.parameters)
     num_bytes = sum(spec.numel for spec in specs) * _ITEM_BYTES[task.dtype]
-    _check_memory(num_bytes)
+    _check_memory(num_bytes * _copies(task.generators))
     with tempfile.TemporaryDirectory(prefix="bench-weight-sync-") as folder:
         answer = _run(msgspec.structs.replace(task, folder=folder))
     return figures(task, answer)
@@ -76,10 +80,12 @@ def figures(task: Task, answer: Answer) -> dict[str, Any]:
         "shared_memory_verified_vs_copy": ratio("copy", "shared_memory_verified"),
         "collective_vs_gather_broadcast": ratio("gather_broadcast", "collective"),
         "collective_vs_disk": ratio("disk", "collective"),
+        "collective_delta_vs_collective": ratio("collective", "collective_delta"),
+        "collective_delta_vs_disk": ratio("disk", "collective_delta"),
         "collective_vs_raw_broadcast": ratio("raw_broadcast", "collective"),
         "collective_verified_vs_raw_broadcast": ratio("raw_broadcast", "collective_verified"),
     }
-    for way in WAYS[1:5]:
+    for way in _TRANSPORTS:
         stalls = [r.stall[way] / r.seconds["copy"] for r in rounds]
         result[f"stall_vs_copy_{way}"] = statistics.median(stalls)
     for number in rounds[0].by_replicas:
@@ -88,10 +94,13 @@ def figures(task: Task, answer: Answer) -> dict[str, Any]:
     for way, value in seconds.items():
         result[f"{way}_s"] = value
         result[f"{way}_gb_per_s_per_receiver"] = gigabytes / value
-    for way in WAYS[1:5]:
+    for way in _TRANSPORTS:
         result[f"{way}_trainer_stall_s"] = statistics.median(r.stall[way] for r in rounds)
-    for way in ("shared_memory", "collective"):
-        result[f"{way}_generator_pause_s"] = statistics.median(r.pause[way] for r in rounds)
+    for way in rounds[0].pause:
+        pauses = [r.pause[way] for r in rounds]
+        result[f"{way}_in_flight_pause_s"] = statistics.median(pause for pause, _, _ in pauses)
+        beyond = [(pause - copy) / step for pause, step, copy in pauses]
+        result[f"{way}_in_flight_pause_beyond_copy_in_steps"] = statistics.median(beyond)
     return result | {
         "collective_trainer_memory_mib": answer.trainer_memory / 2**20,
         "collective_generator_memory_mib": answer.generator_memory / 2**20,
@@ -101,15 +110,20 @@ def figures(task: Task, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _check_memory(num_bytes: int) -> None:
+def _copies(generators: int) -> int:
+    """Of the model that all processes together hold: trainers the weights, a copy, what a bare
+    broadcast sends, four snapshots, two pairs of slots; a replica two copies, what it receives."""
+    return 3 + 4 + 4 + (2 + 4) * generators
+
+
+def _check_memory(need: int) -> None:
     import psutil
 
     free = psutil.virtual_memory().available
-    if free < _COPIES * num_bytes:
+    if free < need:
         raise ConfigError(
-            f"measuring {num_bytes >> 20:,} MiB of weights takes about "
-            f"{_COPIES * num_bytes >> 20:,} MiB of memory but {free >> 20:,} MiB are free; "
-            "take a smaller --size or --dtype bf16"
+            f"measuring this takes about {need >> 20:,} MiB of memory but {free >> 20:,} MiB are "
+            "free; take a smaller --size, --dtype bf16 or fewer --generators"
         )
 
 

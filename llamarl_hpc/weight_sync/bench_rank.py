@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -16,10 +17,10 @@ from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.placement import World, detect
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.types import ParameterSpec
 from llamarl_hpc.weight_sync.arena import torch_dtype
 from llamarl_hpc.weight_sync.base import StagedWeights, WeightPublisher, WeightReceiver
 from llamarl_hpc.weight_sync.bench_task import Answer, Round, Task, model_specs
+from llamarl_hpc.weight_sync.bench_weights import MadeUpWeights
 from llamarl_hpc.weight_sync.collective import CollectivePublisher
 from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
 from llamarl_hpc.weight_sync.group import broadcast, make_group
@@ -31,45 +32,12 @@ _HOST = "127.0.0.1"
 _TIMEOUT_S = 300.0
 _POLL_S = 0.0005
 _TRANSPORTS = {
-    "shared_memory": ("shared_memory", "off"),
-    "shared_memory_verified": ("shared_memory", "full"),
-    "collective": ("collective", "off"),
-    "collective_verified": ("collective", "full"),
+    "shared_memory": {"transport": "shared_memory", "verify": "off"},
+    "shared_memory_verified": {"transport": "shared_memory", "verify": "full"},
+    "collective": {"transport": "collective", "verify": "off"},
+    "collective_verified": {"transport": "collective", "verify": "full"},
+    "collective_delta": {"transport": "collective", "verify": "off", "delta": "auto"},
 }
-
-
-class MadeUpWeights:
-    """A `WeightSource`: what ZeRO would leave on this rank of `size`."""
-
-    def __init__(self, specs: list[ParameterSpec], rank: int, size: int, *, sharded: bool) -> None:
-        self.specs, self._rank, self._size, self._sharded = specs, rank, size, sharded
-        self._numel = {spec.name: spec.numel for spec in specs}
-        self._data: dict[str, torch.Tensor] = {}
-        for spec in specs:
-            start, end = self.owned_range(spec.name) or (0, spec.numel)
-            values = torch.arange(end - start, dtype=torch.float32).sin_()
-            self._data[spec.name] = values.to(torch_dtype(spec.dtype))
-
-    def parameter_specs(self) -> list[ParameterSpec]:
-        return self.specs
-
-    def owned_range(self, name: str) -> tuple[int, int] | None:
-        if not self._sharded:
-            return None
-        numel = self._numel[name]
-        shard = -(-numel // self._size)
-        return min(self._rank * shard, numel), min((self._rank + 1) * shard, numel)
-
-    def read(self, name: str, start: int, end: int) -> torch.Tensor:
-        first = (self.owned_range(name) or (0, 0))[0]
-        return self._data[name][start - first : end - first]
-
-    def parts(self) -> list[torch.Tensor]:
-        """What this rank holds; of whole parameters, its share."""
-        if self._sharded:
-            return list(self._data.values())
-        chunks = (tensor.chunk(self._size) for tensor in self._data.values())
-        return [c[self._rank] for c in chunks if self._rank < len(c)]
 
 
 class Bench:
@@ -85,6 +53,7 @@ class Bench:
         self.num_bytes = sum(s.numel * torch_dtype(s.dtype).itemsize for s in self.specs)
         self.source: MadeUpWeights | None = None
         self.copy: list[torch.Tensor] = []  # a trainer's own copy; what an engine would hold
+        self.others: list[torch.Tensor] = []  # a replica's own copy of that
         if self.is_trainer:
             self.source = MadeUpWeights(
                 self.specs, comm.rank, comm.size, sharded=task.zero_stage == 3
@@ -92,9 +61,11 @@ class Bench:
             self.copy = [torch.empty_like(part).zero_() for part in self.source.parts()]
         else:
             self.copy = [torch.zeros(s.shape, dtype=torch_dtype(s.dtype)) for s in self.specs]
+            self.others = [torch.zeros_like(tensor) for tensor in self.copy]
         self.publishers: dict[str, WeightPublisher] = {}
         self.receivers: dict[str, WeightReceiver] = {}
         self.addresses: dict[str, str] = {}
+        self.added: dict[str, int] = {}  # bytes of this process
         for way in _TRANSPORTS:
             self._connect(way)
         self.groups = self._make_groups()
@@ -104,10 +75,9 @@ class Bench:
     # ------------------------------------------------------------------ set-up
 
     def _connect(self, way: str) -> None:
-        transport, verify = _TRANSPORTS[way]
-        config = WeightSyncConfig.model_validate(
-            {"transport": transport, "verify": verify, "timeout_s": _TIMEOUT_S}
-        )
+        keys, before = _TRANSPORTS[way], _private_bytes()
+        transport = keys["transport"]
+        config = WeightSyncConfig.model_validate(keys | {"timeout_s": _TIMEOUT_S})
         run = RunDir(Path(self.task.folder) / way)
         if self.everybody.is_leader:
             RunDir.create_at(run.path)
@@ -139,6 +109,7 @@ class Bench:
             )
         address = self.publishers[way].store_address if self.is_trainer else None
         self.addresses[way] = self.everybody.bcast(address)
+        self.added[way] = max(_private_bytes() - before, 0)
 
     def _make_groups(self) -> dict[str, Backend]:
         """ "gather": the trainer ranks; "0", "1", ...: a trainer rank and all replicas."""
@@ -192,32 +163,78 @@ class Bench:
             for target, part in zip(self.copy, self.source.parts(), strict=True):
                 target.copy_(part)
 
-    def sync(self, way: str, replicas: int) -> tuple[float, float, float]:
-        """Seconds in all, of the trainer's stall, and of copying into an engine."""
-        self.version += 1
-        members = [SyncMember(executor=f"generator.{k}", num_ranks=1) for k in range(replicas)]
-        stall = pause = 0.0
+    def sync(self, way: str, replicas: int) -> tuple[float, float]:
+        """Seconds in all, and of the trainer's stall."""
         staged: StagedWeights | None = None
+        stall = 0.0
+        self._train(way)
 
         def work() -> None:
             nonlocal stall, staged
-            if self.is_trainer:
-                stall = self.publishers[way].publish(self.version, replicas, members).seconds
-            elif self.number < replicas:
-                receiver = self.receivers[way]
-                receiver.start(self.version, replicas, members, self.addresses[way])
-                while (staged := receiver.poll()) is None:
-                    time.sleep(_POLL_S)
+            stall = self._begin(way, replicas)
+            while self._takes_part(replicas) and (staged := self.receivers[way].poll()) is None:
+                time.sleep(_POLL_S)
 
         seconds = self.time(work)
         if staged is not None:
-            start = time.monotonic()
-            for target, (_, tensor) in zip(self.copy, staged.tensors(), strict=True):
+            self._load(staged)
+        return seconds, max(self.everybody.allgather(stall))
+
+    def in_flight(self, way: str) -> tuple[float, float, float]:
+        """Of the slowest replica, which decodes meanwhile: seconds between the last step on the
+        old weights and the first on the new ones, of a step (median), and of a plain copy."""
+        self._train(way)
+        self.meet()
+        start = time.monotonic()
+        if not self.is_trainer:
+            for target, tensor in zip(self.others, self.copy, strict=True):
                 target.copy_(tensor)
-            pause = time.monotonic() - start
-            staged.release()
-        found = self.everybody.allgather((stall, pause))
-        return seconds, max(s for s, _ in found), max(p for _, p in found)
+        copy = time.monotonic() - start
+        self.meet()
+        self._begin(way, self.task.generators)
+        steps, pause = [], 0.0
+        while not self.is_trainer and not pause:
+            start = time.monotonic()
+            self._decode()
+            end = time.monotonic()
+            steps.append(end - start)
+            if (staged := self.receivers[way].poll()) is not None:
+                self._load(staged)
+                pause = time.monotonic() - end
+        self.meet()  # asleep: a collective would spin on a core that decoding needs
+        mine = (pause, median(steps or [0.0]), copy)
+        found: list[tuple[float, float, float]] = self.everybody.allgather(mine)
+        return max(found[self.task.trainers :])
+
+    def _train(self, way: str) -> None:
+        """The next version. It need not differ where everything is sent anyway."""
+        self.version += 1
+        if self.source is not None and way == "collective_delta":
+            self.source.step(self.version)
+
+    def _begin(self, way: str, replicas: int) -> float:
+        """Publish, or ask for, the version; the trainer's stall."""
+        members = [SyncMember(executor=f"generator.{k}", num_ranks=1) for k in range(replicas)]
+        if self.source is not None:
+            return self.publishers[way].publish(self.version, replicas, members).seconds
+        if self._takes_part(replicas):
+            self.receivers[way].start(self.version, replicas, members, self.addresses[way])
+        return 0.0
+
+    def _takes_part(self, replicas: int) -> bool:
+        return 0 <= self.number < replicas
+
+    def _load(self, staged: StagedWeights) -> None:
+        """As an engine does."""
+        for target, (_, tensor) in zip(self.copy, staged.tensors(), strict=True):
+            target.copy_(tensor)
+        staged.release()
+
+    def _decode(self) -> None:
+        """What one decoding step reads: every weight once."""
+        for tensor in self.copy:
+            if tensor.dim() == 2:
+                torch.mv(tensor, torch.ones(tensor.shape[1], dtype=tensor.dtype))
 
     def raw_broadcast(self) -> None:
         works = [broadcast(self.groups[name], memory) for name, memory in self.raw.items()]
@@ -270,14 +287,16 @@ class Bench:
     def round(self) -> Round:
         seconds = {"copy": self.time(self.copy_alone)}
         stall: dict[str, float] = {}
-        pause: dict[str, float] = {}
+        pause: dict[str, tuple[float, float, float]] = {}
         by_replicas: dict[str, float] = {}
         replicas = 1
         while replicas < self.task.generators:
             by_replicas[f"{replicas}"] = self.sync("shared_memory", replicas)[0]
             replicas *= 2
         for way in _TRANSPORTS:
-            seconds[way], stall[way], pause[way] = self.sync(way, self.task.generators)
+            seconds[way], stall[way] = self.sync(way, self.task.generators)
+        for way in ("shared_memory_verified", "collective_verified"):
+            pause[way] = self.in_flight(way)
         by_replicas[f"{self.task.generators}"] = seconds["shared_memory"]
         seconds["raw_broadcast"] = self.time(self.raw_broadcast)
         seconds["gather_broadcast"] = self.time(self.gather_broadcast)
@@ -287,10 +306,10 @@ class Bench:
         return Round(seconds=seconds, stall=stall, pause=pause, by_replicas=by_replicas)
 
     def collective_memory(self) -> int:
-        """Bytes that the first transfers of the collective transport added to this process."""
+        """Bytes that the collective transport and its first transfer added to this process."""
         before = _private_bytes()
         self.sync("collective", self.task.generators)
-        return max(_private_bytes() - before, 0)
+        return self.added["collective"] + max(_private_bytes() - before, 0)
 
     def close(self) -> None:
         self.meet()

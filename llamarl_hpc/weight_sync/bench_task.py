@@ -25,7 +25,9 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: dict[str, float]
     stall: dict[str, float]  # for which the slowest trainer rank was kept
-    pause: dict[str, float]  # to copy the version into an engine, slowest replica
+    # of the slowest replica, which decodes meanwhile: seconds between the last step on the old
+    # weights and the first on the new ones, of a step, and of a plain copy of all weights
+    pause: dict[str, tuple[float, float, float]]
     by_replicas: dict[str, float]  # shared_memory, with so many replicas
 
 

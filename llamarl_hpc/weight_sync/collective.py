@@ -45,6 +45,7 @@ from llamarl_hpc.weight_sync.group import (
     serve_store,
     use_device,
 )
+from llamarl_hpc.weight_sync.loads import Load, broadcasts
 from llamarl_hpc.weight_sync.plan import make_arena, make_plan
 from llamarl_hpc.weight_sync.rendezvous import (
     POLL_S,
@@ -54,16 +55,16 @@ from llamarl_hpc.weight_sync.rendezvous import (
     Go,
     Layout,
     Watch,
-    announce_deltas,
+    announce_loads,
     announce_sums,
     clean_up,
     judge,
     read_arrival,
-    read_deltas,
+    read_loads,
     read_sums,
 )
 from llamarl_hpc.weight_sync.staging import Staging
-from llamarl_hpc.weight_sync.verification import bucket_sums, checksum_of
+from llamarl_hpc.weight_sync.verification import Verify, bucket_sums, checksum_of
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +112,8 @@ class CollectivePublisher:
         owned = world.allgather({spec.name: source.owned_range(spec.name) for spec in specs})
         self._plan = make_plan(self._arena, owned, config.bucket_mb << 20)
         self._mine = [bucket for bucket in self._plan if bucket.root == world.rank]
-        self._verify, self._sends_deltas = config.verify, config.delta == "auto"
+        self._verify: Verify = config.verify
+        self._delta_bytes = config.bucket_mb << 20 if config.delta == "auto" else None
         if world.is_leader:
             layout = Layout(
                 arena=self._arena, buckets=self._plan, device=device, verify=config.verify
@@ -156,7 +158,7 @@ class CollectivePublisher:
             self._transfer.cancelled.set()
             self._wait_until_heard(self._transfer)
         drop_groups(self._groups)
-        del self._staging
+        self._staging = Staging((), self._device, pinned=False, delta_bytes=None)
         self._server = None
 
     def _new_staging(self) -> Staging:
@@ -164,7 +166,7 @@ class CollectivePublisher:
             self._mine,
             self._device,
             pinned=self._from_gpu and self._device.type == "cpu",
-            keeps_last=self._sends_deltas,
+            delta_bytes=self._delta_bytes,
         )
 
     def _end_last(self, epoch: int) -> None:
@@ -321,19 +323,21 @@ class CollectivePublisher:
             )
         parcels = staging.parcels(go.base)
         if go.base is not None:
-            announce_deltas(board, go.number, rank, [parcel.delta for parcel in parcels])
+            loads = [Load(num_buckets=len(p.buckets), delta=p.delta) for p in parcels]
+            announce_loads(board, go.number, rank, loads)
         window = Window([len(parcel.data) for parcel in parcels])
         under_way: deque[Work] = deque()
         sums: list[list[int]] = []
-        for number, (bucket, parcel) in enumerate(zip(self._mine, parcels, strict=True)):
+        for number, parcel in enumerate(parcels):
             while window.is_full(number):
                 finish_work(under_way.popleft(), watch)
                 window.finished()
             watch()
             under_way.append(broadcast(groups[rank], parcel.data))
             if self._verify != "off":
-                whole = staging.memory[number]
-                sums.append(bucket_sums(self._verify, transfer.version, self._arena, bucket, whole))
+                for bucket in parcel.buckets:
+                    where = self._mine[bucket], staging.buckets[bucket]
+                    sums.append(bucket_sums(self._verify, transfer.version, self._arena, *where))
         if self._verify != "off":
             announce_sums(board, go.number, rank, sums)
         while under_way:
@@ -346,8 +350,7 @@ class CollectivePublisher:
             sums = read_sums(board, go.number, self._plan, watch)
         total = sent = sum(bucket.num_bytes for bucket in self._plan)
         if go.base is not None:
-            deltas = read_deltas(board, go.number, self._plan, watch)
-            sizes = zip(self._plan, deltas, strict=True)
-            sent = sum(b.num_bytes if d is None else d.num_bytes for b, d in sizes)
+            loads = read_loads(board, go.number, self._plan, watch)
+            sent = sum(one.num_bytes for one in broadcasts(self._plan, loads))
         checksum = checksum_of(self._verify, self._arena, sums)
         return Sent(checksum=checksum, share=sent / total if total else 0.0)

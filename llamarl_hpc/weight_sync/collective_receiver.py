@@ -11,8 +11,7 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 import torch
@@ -25,7 +24,7 @@ from llamarl_hpc.types import ParameterSpec
 from llamarl_hpc.weight_sync.arena import StagedArena, check_specs
 from llamarl_hpc.weight_sync.background import Fetcher
 from llamarl_hpc.weight_sync.base import StagedWeights
-from llamarl_hpc.weight_sync.delta import Delta, apply
+from llamarl_hpc.weight_sync.delta import Chart, apply
 from llamarl_hpc.weight_sync.group import (
     MAX_OPERATION_S,
     Window,
@@ -37,6 +36,7 @@ from llamarl_hpc.weight_sync.group import (
     make_group,
     use_device,
 )
+from llamarl_hpc.weight_sync.loads import Broadcast, Load, broadcasts
 from llamarl_hpc.weight_sync.plan import Bucket, Piece, arena_start
 from llamarl_hpc.weight_sync.rendezvous import (
     POLL_S,
@@ -46,19 +46,10 @@ from llamarl_hpc.weight_sync.rendezvous import (
     Go,
     Layout,
     Watch,
-    read_deltas,
+    read_loads,
     read_sums,
 )
-from llamarl_hpc.weight_sync.verification import bucket_sums, checksum_of, compare
-
-
-@dataclass(frozen=True)
-class _Landing:
-    """Where a bucket arrives."""
-
-    raw: torch.Tensor  # uint8: the bucket or, with `delta`, what has changed of it
-    delta: Delta | None
-    is_scattered: bool  # its pieces do not adjoin in the arena
+from llamarl_hpc.weight_sync.verification import checksum_of, compare, piece_sum
 
 
 class CollectiveReceiver:
@@ -135,10 +126,10 @@ class CollectiveReceiver:
         try:
             watch()  # where somebody did not come, nobody forms a group either
             self._form_groups(layout, go, store_address)
-            deltas: list[Delta | None] = [None] * len(layout.buckets)
+            loads = None
             if go.base is not None:
-                deltas = read_deltas(board, go.number, layout.buckets, watch)
-            memory, sums = self._receive(layout, version, deltas, watch)
+                loads = read_loads(board, go.number, layout.buckets, watch)
+            memory, sums = self._receive(layout, version, loads, watch)
             checksum = self._verify(layout, go.number, sums, board, watch)
         except (WeightSyncError, RuntimeError) as error:
             raise self._give_up(version, error, go, board) from error
@@ -169,11 +160,10 @@ class CollectiveReceiver:
         self,
         layout: Layout,
         version: int,
-        deltas: Sequence[Delta | None],
+        loads: Mapping[int, Sequence[Load]] | None,
         watch: Callable[[], None],
     ) -> tuple[torch.Tensor, list[list[int]]]:
-        """All buckets, in the plan's order, into the arena; their sums. What arrives as a delta is
-        applied to what the arena holds."""
+        """All buckets into the arena; their sums. Deltas (`loads`) are applied to what it holds."""
         watch()
         self._holds = None  # until all is there
         if self._memory is None:
@@ -181,69 +171,52 @@ class CollectiveReceiver:
                 layout.arena.num_bytes, dtype=torch.uint8, device=self._device
             )
         memory = self._memory
-        under_way: deque[tuple[Work, Bucket, _Landing]] = deque()
-        sums: list[list[int]] = []
+        under_way: deque[tuple[Work, Broadcast, torch.Tensor]] = deque()
+        sums: list[list[int]] = [[] for _ in layout.buckets]
 
         def finish() -> None:
-            work, bucket, landing = under_way.popleft()
+            work, one, arrived = under_way.popleft()
             finish_work(work, watch)
-            arrived = self._whole(layout, bucket, landing, memory)
+            buckets = [layout.buckets[number] for number in one.buckets]
+            if one.delta is not None:
+                chart = Chart(layout.arena, buckets, one.delta, self._device)
+                apply(one.delta, arrived, chart, memory)
+            elif arena_start(layout.arena, buckets[0]) is None:
+                self._scatter(layout, buckets[0], arrived, memory)
             if layout.verify != "off":
-                sums.append(bucket_sums(layout.verify, version, layout.arena, bucket, arrived))
-            if landing.is_scattered:
-                self._scatter(layout, bucket, arrived, memory)
+                for number in one.buckets:
+                    sums[number] = self._sums(layout, version, number, memory)
 
-        sizes = [
-            bucket.num_bytes if delta is None else delta.num_bytes
-            for bucket, delta in zip(layout.buckets, deltas, strict=True)
-        ]
-        window = Window(sizes)
-        for number, bucket in enumerate(layout.buckets):
+        coming = broadcasts(layout.buckets, loads)
+        window = Window([one.num_bytes for one in coming])
+        for number, one in enumerate(coming):
             while window.is_full(number):
                 finish()
                 window.finished()
-            landing = self._landing(layout, bucket, deltas[number], memory)
-            work = broadcast(self._groups[bucket.root], landing.raw)
-            under_way.append((work, bucket, landing))
+            target = self._target(layout, one, memory)
+            under_way.append((broadcast(self._groups[one.root], target), one, target))
         while under_way:
             finish()
         return memory, sums
 
-    def _landing(
-        self, layout: Layout, bucket: Bucket, delta: Delta | None, memory: torch.Tensor
-    ) -> _Landing:
-        """Where a bucket arrives: straight in the arena if it is all there and lies there in one
-        piece."""
-        start = arena_start(layout.arena, bucket)
-        if delta is not None:
-            raw = torch.empty(delta.num_bytes, dtype=torch.uint8, device=self._device)
-            return _Landing(raw, delta, start is None)
+    def _target(self, layout: Layout, one: Broadcast, memory: torch.Tensor) -> torch.Tensor:
+        """Where it arrives: straight in the arena if it is a bucket that lies there as it is."""
+        if one.delta is not None:
+            return torch.empty(one.num_bytes, dtype=torch.uint8, device=self._device)
+        start = arena_start(layout.arena, layout.buckets[one.buckets[0]])
         if start is not None:
-            return _Landing(memory[start : start + bucket.num_bytes], None, False)
-        return _Landing(self._borrow(layout, bucket), None, True)
-
-    def _whole(
-        self, layout: Layout, bucket: Bucket, landing: _Landing, memory: torch.Tensor
-    ) -> torch.Tensor:
-        """The new bytes of the bucket, in the arena already unless it is scattered."""
-        if landing.delta is None:
-            return landing.raw
-        start = arena_start(layout.arena, bucket)
-        if start is not None:
-            whole = memory[start : start + bucket.num_bytes]
-        else:
-            whole = self._borrow(layout, bucket)
-            for piece, place in self._places(layout, bucket, memory):
-                whole[piece.offset :][: piece.num_bytes] = place
-        apply(landing.delta, landing.raw, whole)
-        return whole
-
-    def _borrow(self, layout: Layout, bucket: Bucket) -> torch.Tensor:
-        """Memory for a bucket that does not lie in one piece, until `_scatter` takes it back."""
+            return memory[start : start + one.num_bytes]
         if not self._scratch:
             size = max(b.num_bytes for b in layout.buckets)
             self._scratch.append(torch.empty(size, dtype=torch.uint8, device=self._device))
-        return self._scratch.pop()[: bucket.num_bytes]
+        return self._scratch.pop()[: one.num_bytes]
+
+    def _sums(self, layout: Layout, version: int, number: int, memory: torch.Tensor) -> list[int]:
+        """Of the pieces of a bucket, as they now lie in the arena."""
+        return [
+            piece_sum(layout.verify, version, layout.arena, piece, place)
+            for piece, place in self._places(layout, layout.buckets[number], memory)
+        ]
 
     def _scatter(
         self, layout: Layout, bucket: Bucket, arrived: torch.Tensor, memory: torch.Tensor

@@ -5,7 +5,7 @@
     trainer rank 0  waits until all receivers have arrived, then
                     answer/<R>, go/<n>   transfer n: receivers, group number, the version that all
                     hold and whose differences are sent
-    trainer rank    deltas/<n>/<rank>: how many bytes of each bucket it sends, if differences
+    trainer rank    loads/<n>/<rank>: which buckets it sends as differences, and their sizes
     trainer rank    sums/<n>/<rank>: what it has sent, piece by piece, while it is sent
     everybody       broadcasts, then end/<n>/<participant>: "" or what went wrong
     trainer rank 0  waits for all ends, then verdict/<n>: "" or who is to blame
@@ -28,13 +28,14 @@ import msgspec
 from torch._C._distributed_c10d import TCPStore
 
 from llamarl_hpc.errors import WeightSyncError
-from llamarl_hpc.weight_sync.delta import Delta
+from llamarl_hpc.weight_sync.loads import Load, roots
 from llamarl_hpc.weight_sync.plan import Arena, Bucket
 from llamarl_hpc.weight_sync.verification import Verify
 
 _T = TypeVar("_T")
 
 POLL_S = 0.005
+_FIRST_POLL_S = 0.0005  # what does not come at once is looked for less and less often
 VERDICT_S = 3.0  # how long those who failed wait to hear whose fault it was
 
 
@@ -85,9 +86,11 @@ class Board:
 
     def wait(self, key: str, check: Callable[[], None]) -> str:
         """The value as soon as it is there. `check` is called meanwhile and may raise."""
+        pause_s = _FIRST_POLL_S
         while (value := self.get(key)) is None:
             check()
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, POLL_S)
         return value
 
     def forget(self, keys: Iterable[str]) -> None:
@@ -127,34 +130,30 @@ def read_sums(
     board: Board, number: int, buckets: Sequence[Bucket], watch: Callable[[], None]
 ) -> list[list[int]]:
     """The announced sums of all buckets of the plan, as soon as every sender has them."""
-    return _of_all(board, f"sums/{number}", buckets, watch, list[list[int]])
-
-
-def announce_deltas(board: Board, number: int, rank: int, deltas: Sequence[Delta | None]) -> None:
-    """What a trainer rank sends of its buckets, in the order of the plan; None: all of it."""
-    board.put(f"deltas/{number}/trainer rank {rank}", msgspec.json.encode(deltas).decode())
-
-
-def read_deltas(
-    board: Board, number: int, buckets: Sequence[Bucket], watch: Callable[[], None]
-) -> list[Delta | None]:
-    """The announced deltas of all buckets of the plan, as soon as every sender has them."""
-    return _of_all(board, f"deltas/{number}", buckets, watch, list[Delta | None])
-
-
-def _of_all(
-    board: Board,
-    key: str,
-    buckets: Sequence[Bucket],
-    watch: Callable[[], None],
-    kind: type[list[_T]],
-) -> list[_T]:
-    """By bucket, what the trainer ranks have each put under `key` for their own."""
     by_rank = {
-        root: iter(msgspec.json.decode(board.wait(f"{key}/trainer rank {root}", watch), type=kind))
-        for root in sorted({bucket.root for bucket in buckets})
+        root: iter(_read(board, f"sums/{number}/trainer rank {root}", watch, list[list[int]]))
+        for root in roots(buckets)
     }
     return [next(by_rank[bucket.root]) for bucket in buckets]
+
+
+def announce_loads(board: Board, number: int, rank: int, loads: Sequence[Load]) -> None:
+    """How a trainer rank sends its buckets, in the order of the plan."""
+    board.put(f"loads/{number}/trainer rank {rank}", msgspec.json.encode(loads).decode())
+
+
+def read_loads(
+    board: Board, number: int, buckets: Sequence[Bucket], watch: Callable[[], None]
+) -> dict[int, list[Load]]:
+    """What the trainer ranks have announced, by rank, as soon as every sender has."""
+    return {
+        root: _read(board, f"loads/{number}/trainer rank {root}", watch, list[Load])
+        for root in roots(buckets)
+    }
+
+
+def _read(board: Board, key: str, watch: Callable[[], None], kind: type[_T]) -> _T:
+    return msgspec.json.decode(board.wait(key, watch), type=kind)
 
 
 def read_arrival(board: Board, receiver: str) -> Arrival | None:
@@ -199,5 +198,5 @@ def _failure(ends: Mapping[str, str], watch: Callable[[], None]) -> str:
 def clean_up(board: Board, number: int, participants: Sequence[str]) -> None:
     """Forget what nobody can be looking for any more."""
     board.forget([f"{key}/{number}" for key in ("go", "verdict", "failed")])
-    kinds = ("end", "heard", "sums", "deltas")
+    kinds = ("end", "heard", "sums", "loads")
     board.forget([f"{key}/{number}/{p}" for key in kinds for p in participants])

@@ -35,7 +35,7 @@ from llamarl_hpc.weight_sync.arena import copy_piece
 from llamarl_hpc.weight_sync.background import run_in_background
 from llamarl_hpc.weight_sync.base import PublishReceipt, Sent, WeightSource
 from llamarl_hpc.weight_sync.manifest import Manifest, write_manifest
-from llamarl_hpc.weight_sync.plan import make_arena, make_plan
+from llamarl_hpc.weight_sync.plan import Piece, make_arena, make_plan
 from llamarl_hpc.weight_sync.segment import NUM_SLOTS, Segment, remove_stale
 from llamarl_hpc.weight_sync.verification import checksum_of, piece_sum
 
@@ -65,16 +65,8 @@ class SharedMemoryPublisher:
             num_ranks=world.size,
             verify=config.verify,
         )
-        self._mine = [
-            (number, piece)
-            for number, (_, bucket, piece) in enumerate(self._layout.pieces())
-            if bucket.root == world.rank
-        ]
         self._segment = self._open(run)
-        self._slots = [
-            torch.frombuffer(self._segment.map_slot(slot, writable=True), dtype=torch.uint8)
-            for slot in range(NUM_SLOTS)
-        ]
+        self._mine = [self._pieces(slot) for slot in range(NUM_SLOTS)]
         self._offered: list[set[str]] = [set() for _ in range(NUM_SLOTS)]  # executors, leader only
         self._summed = [_done() for _ in range(NUM_SLOTS)]
         self._serial = 0  # of what was written last
@@ -87,8 +79,8 @@ class SharedMemoryPublisher:
         if problem := self._world.share(problem):
             raise WeightSyncError(problem)
         self._serial += 1
-        for _, piece in self._mine:
-            copy_piece(self._source, piece, self._layout.memory_of(self._slots[slot], piece))
+        for _, piece, raw in self._mine[slot]:
+            copy_piece(self._source, piece, raw)
         self._segment.set_copied(slot, self._world.rank, self._serial)
         sent: Future[Sent] | None = None
         if self._world.is_leader:
@@ -108,8 +100,18 @@ class SharedMemoryPublisher:
     def close(self) -> None:
         for summed in self._summed:
             summed.wait(_CLOSE_S)
-        self._slots = []
+        self._mine = []
         self._segment.close()
+
+    def _pieces(self, slot: int) -> list[tuple[int, Piece, torch.Tensor]]:
+        """What this rank writes: number of the piece, piece, where it lies in the slot."""
+        mapped = self._segment.map_slot(slot, writable=True)
+        memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        return [
+            (number, piece, self._layout.memory_of(memory, piece))
+            for number, (_, bucket, piece) in enumerate(self._layout.pieces())
+            if bucket.root == self._world.rank
+        ]
 
     def _open(self, run: RunDir) -> Segment:
         """The leader makes the file, the others map it; a failure is everybody's."""
@@ -160,7 +162,7 @@ class SharedMemoryPublisher:
             if sent is not None:
                 sent.set_result(Sent(checksum="", share=1.0))
             return
-        memory = [(n, p, layout.memory_of(self._slots[slot], p)) for n, p in self._mine]
+        memory = self._mine[slot]
         summed = self._summed[slot]
         summed.clear()
 

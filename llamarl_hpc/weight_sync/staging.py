@@ -2,8 +2,8 @@
 
     snapshots   v | v-1      v+1 is copied over v-1, and compared with v
 
-A snapshot is one buffer per bucket of this rank. The background thread that sends reads both, so
-neither may be taken anew before it has ended (`CollectivePublisher.publish` waits for it).
+A snapshot is all buckets of this rank, one after the other. The background thread that sends reads
+both, so none may be taken before it has ended (`CollectivePublisher.publish` waits for it).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 
 from llamarl_hpc.weight_sync.arena import copy_piece
 from llamarl_hpc.weight_sync.base import WeightSource
-from llamarl_hpc.weight_sync.delta import Delta, encode, word_bytes
-from llamarl_hpc.weight_sync.plan import ALIGNMENT, Bucket
+from llamarl_hpc.weight_sync.delta import Delta, bucket_starts, encode, word_bytes
+from llamarl_hpc.weight_sync.plan import Bucket
 
 
 class Parcel(msgspec.Struct, frozen=True):
-    """What travels of one bucket: `data`, which is all of it or (`delta`) what has changed."""
+    """What travels at a time: a bucket as it is, or what has changed of some neighbours."""
 
+    buckets: range  # of those of this rank
     data: torch.Tensor
     delta: Delta | None = None
 
@@ -31,21 +32,19 @@ class Snapshot:
 
     def __init__(self, buckets: Sequence[Bucket], device: torch.device, *, pinned: bool) -> None:
         self.version = -1  # nothing in it
-        starts, end = [], 0
-        for bucket in buckets:
-            starts.append(end)
-            end += -(-bucket.num_bytes // ALIGNMENT) * ALIGNMENT
-        # zeros: the gaps between pieces are part of a bucket and must never differ
-        memory = torch.zeros(end, dtype=torch.uint8, device=device, pin_memory=pinned)
-        self.memory = [
-            memory[start : start + bucket.num_bytes]
-            for start, bucket in zip(starts, buckets, strict=True)
+        self._starts, end = bucket_starts(buckets)
+        # zeros: the gaps between pieces are compared too, and must never differ
+        self._memory = torch.zeros(end, dtype=torch.uint8, device=device, pin_memory=pinned)
+        self.buckets = [
+            self._memory[start : start + bucket.num_bytes]
+            for start, bucket in zip(self._starts, buckets, strict=True)
         ]
         self._pieces = [
             (piece, buffer[piece.offset :][: piece.num_bytes])
-            for buffer, bucket in zip(self.memory, buckets, strict=True)
+            for buffer, bucket in zip(self.buckets, buckets, strict=True)
             for piece in bucket.pieces
         ]
+        self._starts.append(end)
 
     def take(self, source: WeightSource, version: int) -> None:
         """Copy what the trainer holds now; from a GPU the copies may still be under way."""
@@ -54,40 +53,70 @@ class Snapshot:
             copy_piece(source, piece, raw)
         self.version = version
 
+    def neighbours(self, buckets: range) -> torch.Tensor:
+        """These buckets and what lies between them."""
+        return self._memory[self._starts[buckets.start] : self._starts[buckets.stop]]
+
 
 class Staging:
     """The newest snapshot and, for deltas, the one before."""
 
     def __init__(
-        self, buckets: Sequence[Bucket], device: torch.device, *, pinned: bool, keeps_last: bool
+        self,
+        buckets: Sequence[Bucket],
+        device: torch.device,
+        *,
+        pinned: bool,
+        delta_bytes: int | None,
     ) -> None:
-        """`pinned`: the weights leave a GPU by way of the CPU. `keeps_last`: for deltas."""
-        self._buckets = buckets
-        count = 2 if keeps_last else 1
+        """`pinned`: the weights leave a GPU by way of the CPU. `delta_bytes`: buckets that are
+        small share a delta of so much memory; None without deltas."""
+        count = 1 if delta_bytes is None else 2
         self._snapshots = [Snapshot(buckets, device, pinned=pinned) for _ in range(count)]
+        self._parts = [
+            (part, word_bytes(buckets[part.start : part.stop]))
+            for part in _parts([bucket.num_bytes for bucket in buckets], delta_bytes or 0)
+        ]
 
     def take(self, source: WeightSource, version: int) -> None:
         self._snapshots.reverse()
         self._snapshots[0].take(source, version)
 
     @property
-    def memory(self) -> list[torch.Tensor]:
-        """The newest snapshot; uint8, one per bucket."""
-        return self._snapshots[0].memory
+    def buckets(self) -> list[torch.Tensor]:
+        """Of the newest snapshot; uint8."""
+        return self._snapshots[0].buckets
 
     def has_base(self, version: int | None) -> bool:
         """Whether the newest snapshot can be sent as a delta from `version`."""
         return len(self._snapshots) == 2 and self._snapshots[1].version == version != -1
 
     def parcels(self, base: int | None) -> list[Parcel]:
-        """One for each bucket; where it pays, what has changed since version `base`."""
+        """All buckets, in order; where it pays, what has changed of them since version `base`."""
+        whole = [Parcel(range(n, n + 1), memory) for n, memory in enumerate(self.buckets)]
         if base is None:
-            return [Parcel(memory) for memory in self.memory]
+            return whole
         assert self.has_base(base)
-        parcels = []
-        for bucket, new, old in zip(
-            self._buckets, self.memory, self._snapshots[1].memory, strict=True
-        ):
-            found = encode(new, old, word_bytes(bucket))
-            parcels.append(Parcel(new) if found is None else Parcel(found[1], found[0]))
+        new, old = self._snapshots
+        parcels: list[Parcel] = []
+        for part, size in self._parts:
+            found = encode(new.neighbours(part), old.neighbours(part), size)
+            if found is None:
+                parcels += whole[part.start : part.stop]
+            else:
+                parcels.append(Parcel(part, found[1], found[0]))
         return parcels
+
+
+def _parts(sizes: Sequence[int], limit: int) -> list[range]:
+    """Neighbours that have at most `limit` bytes together, or one bucket."""
+    parts: list[range] = []
+    fill = 0
+    for number, size in enumerate(sizes):
+        if parts and fill + size <= limit:
+            parts[-1] = range(parts[-1].start, number + 1)
+            fill += size
+        else:
+            parts.append(range(number, number + 1))
+            fill = size
+    return parts

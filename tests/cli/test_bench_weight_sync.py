@@ -24,6 +24,8 @@ def test_every_way_is_measured_between_processes(tmp_path: Path) -> None:
     for key in ("shared_memory_vs_copy", "collective_vs_gather_broadcast"):
         assert found[key] > 0 and key in result.output
     assert found["collective_vs_raw_broadcast"] > 0 and found["collective_vs_disk"] > 0
+    assert found["shared_memory_verified_in_flight_pause_s"] > 0
+    assert found["collective_delta_s"] > 0
     assert found["collective_trainer_stall_s"] < found["collective_verified_s"]
     assert found["shared_memory_file_mib"] > 2 * found["gigabytes"] * 1000**3 / 1024**2
 
@@ -31,7 +33,8 @@ def test_every_way_is_measured_between_processes(tmp_path: Path) -> None:
 def test_ratios_are_taken_round_by_round() -> None:
     def seconds(machine: float) -> dict[str, float]:
         ways = {"copy": 1.0, "shared_memory": 1.25, "shared_memory_verified": 2.0}
-        ways |= {"collective": 5.0, "collective_verified": 6.0, "raw_broadcast": 4.0}
+        ways |= {"collective": 5.0, "collective_verified": 6.0, "collective_delta": 1.0}
+        ways |= {"raw_broadcast": 4.0}
         return {
             w: machine * s for w, s in (ways | {"gather_broadcast": 15.0, "disk": 60.0}).items()
         }
@@ -39,8 +42,8 @@ def test_ratios_are_taken_round_by_round() -> None:
     rounds = [
         Round(
             seconds=seconds(machine),
-            stall=dict.fromkeys(list(seconds(1.0))[1:5], 1.1 * machine),
-            pause={"shared_memory": machine, "collective": machine},
+            stall=dict.fromkeys(list(seconds(1.0))[1:6], 1.1 * machine),
+            pause={"collective_verified": (1.5 * machine, 0.2 * machine, 1.2 * machine)},
             by_replicas={"1": machine, "2": 1.1 * machine},
         )
         for machine in (1.0, 3.0, 0.5)  # others work there too
@@ -63,7 +66,11 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert found["collective_vs_raw_broadcast"] == pytest.approx(0.8)
     assert found["collective_vs_gather_broadcast"] == pytest.approx(3.0)
     assert found["collective_vs_disk"] == pytest.approx(12.0)
+    assert found["collective_delta_vs_disk"] == pytest.approx(60.0)
     assert found["stall_vs_copy_collective"] == pytest.approx(1.1)
+    assert found["collective_verified_in_flight_pause_s"] == pytest.approx(1.5)
+    beyond = found["collective_verified_in_flight_pause_beyond_copy_in_steps"]
+    assert beyond == pytest.approx(1.5)
     assert found["shared_memory_s_2_replicas_vs_1"] == pytest.approx(1.1)
     assert found["shared_memory_gb_per_s_per_receiver"] == pytest.approx(3.2)
 

@@ -131,7 +131,8 @@ def test_a_replica_restarted_under_its_name_is_not_mistaken_for_the_dead_one(
 def test_a_receiver_that_never_comes_is_named_on_both_sides(
     readers: list[CollectiveReceiver],
 ) -> None:
-    trainer = Trainer(size=2, config=SHORT)
+    config = WeightSyncConfig(timeout_s=4.0, bucket_mb=1)  # enough for those who come
+    trainer = Trainer(size=2, config=config)
     readers[0].start(1, 1, members(0, 1), trainer.store_address)
     trainer.publish(1, members(0, 1))
     with pytest.raises(WeightSyncError, match=r"generator\.1 rank 0 did not come to fetch it"):
@@ -171,19 +172,20 @@ def test_a_corrupted_byte_is_found_and_the_next_version_is_fine(
     readers: list[CollectiveReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer()
-    genuine = collective_receiver.bucket_sums
+    genuine = collective_receiver.piece_sum
 
-    def corrupt(verify: Verify, version: int, *where: Any) -> list[int]:
-        where[-1][98_765] ^= 1  # the bucket's bytes
+    def corrupt(verify: Verify, version: int, *where: Any) -> int:
+        if where[1].name == "embed.weight":
+            where[-1][98_765] ^= 1  # the piece's bytes
         return genuine(verify, version, *where)
 
-    monkeypatch.setattr(collective_receiver, "bucket_sums", corrupt)
+    monkeypatch.setattr(collective_receiver, "piece_sum", corrupt)
     readers[0].start(1, 1, members(0), trainer.store_address)
     trainer.publish(1, members(0))
     with pytest.raises(WeightSyncError, match=NAMED):
         wait_staged(readers[0])
     assert "checksum" in trainer.wait_failure()
-    monkeypatch.setattr(collective_receiver, "bucket_sums", genuine)
+    monkeypatch.setattr(collective_receiver, "piece_sum", genuine)
     trainer.publish(2, members(0))
     take_all(trainer, readers[:1], 2, members(0), 1)
     trainer.close()

@@ -118,8 +118,8 @@ def test_after_a_delta_that_went_wrong_everything_is_sent(
     scene.send(1, [0])
     genuine = collective_receiver.apply
 
-    def wrong(delta: Any, data: torch.Tensor, memory: torch.Tensor) -> None:
-        genuine(delta, data, memory)
+    def wrong(delta: Any, data: torch.Tensor, chart: Any, memory: torch.Tensor) -> None:
+        genuine(delta, data, chart, memory)
         memory[4] ^= 1
 
     monkeypatch.setattr(collective_receiver, "apply", wrong)
