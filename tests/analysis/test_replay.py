@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from synthetic_run import Plan, make_run
 
 from analysis.read_run import Run
 from analysis.replay import Rescoring, StoredGroup, compare, stored_groups
-from llamarl_hpc.cli.main import main
 from llamarl_hpc.run_dir import RunDir
 
 SMALL = Plan(num_steps=4, prompts_per_step=2, num_generations=3, heldout=4, eval_steps=2)
@@ -32,20 +30,6 @@ def grumpy(prompts, completions, **columns):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return make_run(tmp_path_factory.mktemp("runs") / "r1", SMALL)
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["llamarl-hpc", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return int(end.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 def test_groups_come_as_a_reward_function_sees_them(folder: RunDir) -> None:

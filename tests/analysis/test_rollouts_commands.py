@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from synthetic_run import Plan, begin_attempt, begin_run, make_run, write_attemp
 
 from analysis.diff import compare_steps
 from analysis.read_run import Run
-from llamarl_hpc.cli.main import main
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.rollout_store import encode
@@ -30,21 +28,6 @@ SMALL = Plan(num_steps=6, prompts_per_step=2, num_generations=3, heldout=8, eval
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return make_run(tmp_path_factory.mktemp("runs") / "r1", SMALL)
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run the console script in this process: (exit code, standard output, standard error)."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["llamarl-hpc", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return int(end.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 def copy_of(folder: RunDir, path: Path) -> RunDir:
