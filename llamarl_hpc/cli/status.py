@@ -108,7 +108,7 @@ def _rows_of_steps(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     def shown(value: object, form: str) -> str:
         return "-" if value is None else form.format(value)
 
-    yield "step", f"{figures['step']} of {figures['max_steps']}"
+    yield "steps", f"{figures['step']} of {figures['max_steps']}"
     if figures["rollouts"]:
         count, tokens = figures["rollouts"], figures["completion_tokens"]
         yield "rollouts trained", f"{count:,}, {tokens:,} completion tokens"

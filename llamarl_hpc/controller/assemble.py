@@ -51,7 +51,7 @@ def assemble(
         cursor.restore(checkpoint.state["prompts"])
         state = RunState.from_checkpoint(checkpoint.state)
         checkpoints.forget_best_after(state.step)
-        progress.note(f"continuing after step {state.step}")
+        progress.note(f"continuing after step {state.step - 1}")
     info = run.read_info()
     parts = Parts(
         channel=ControllerChannel.bind(run, config.channels, attempt=attempt, one_host=one_host),

@@ -229,10 +229,9 @@ class Controller:
             kept = "without a new checkpoint" if self.state.step else "at the start"
             if self._last_checkpoint == self.state.step:
                 kept = "with a checkpoint"
-            raise StoppedBySignal(
-                f"stopped by {self.stop_reason} after step {self.state.step} of "
-                f"{self.config.trainer.max_steps}, {kept}"
-            )
+            made = f"{self.state.step} of {self.config.trainer.max_steps}"
+            when = f"after step {self.state.step - 1}" if self.state.step else "before step 0"
+            raise StoppedBySignal(f"stopped by {self.stop_reason} {when} ({made}), {kept}")
 
     async def _leave(self, reason: str, grace_s: float) -> StoreError | None:
         """Close the books, then the executors; works after any failure, and returns its own."""
@@ -326,7 +325,7 @@ class Controller:
         """Tell what goes wrong. Raises StoppedByAlarm if the config wants it: after a checkpoint
         if the step was refused, for the weights are unharmed; else the newest one is of a time
         before the trouble began (see `_after_step`)."""
-        step, version = self.state.step, self.state.policy_version
+        step, version = self.state.step - 1, self.state.policy_version  # the one just made
         for alarm in self.alarms.check(self.last_metrics):
             figures = {f"alarm/{alarm.name}": alarm.value}
             self.parts.metrics.event("alarm", policy_version=version, metrics=figures)
@@ -349,13 +348,13 @@ class Controller:
         asked to stop. The writer itself gives up after a while, and the next step raises it."""
         writer = self.parts.writer
         if trouble := writer.trouble:
+            version = self.state.policy_version
             self.phase = f"wait for the disk: {trouble}"
             self.parts.progress.note(f"training waits: rollouts cannot be written ({trouble})")
-            self.parts.metrics.event(
-                "disk", policy_version=self.state.policy_version, metrics={"disk/waiting": 1.0}
-            )
-        while writer.trouble and not writer.has_failed and not self.stop_reason:
-            await asyncio.sleep(_DISK_POLL_S)
+            self.parts.metrics.event("disk", policy_version=version, metrics={"disk/waiting": 1.0})
+            while writer.trouble and not writer.has_failed and not self.stop_reason:
+                await asyncio.sleep(_DISK_POLL_S)
+            self.parts.metrics.event("disk", policy_version=version, metrics={"disk/waiting": 0.0})
         return not self.stop_reason
 
     def _have_first_weights(self) -> bool:
@@ -390,7 +389,7 @@ class Controller:
         if all(group.failed for group in groups):
             await self._last_words()
             raise ConfigError(
-                f"no group of step {self.state.step + 1} could be scored ({groups[0].error}); "
+                f"no group of step {self.state.step} could be scored ({groups[0].error}); "
                 "mend the reward function, then continue with 'llamarl-hpc resume'"
             )
         return groups

@@ -90,8 +90,8 @@ class Run:
                 return status
             if time.monotonic() > deadline:
                 raise StillGoingOn(
-                    f"{self.path} is {status.state} at step {status.step} of {status.max_steps} "
-                    f"after {timeout_s:.0f} s; wait longer, or stop it with cancel()"
+                    f"{self.path} is {status.state} with {status.step} of {status.max_steps} steps "
+                    f"made after {timeout_s:.0f} s; wait longer, or stop it with cancel()"
                 )
             time.sleep(every_s)
 

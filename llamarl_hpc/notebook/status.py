@@ -47,7 +47,7 @@ class Status:
         colour = _COLOURS.get(self.figures["state"], "inherit")
         shown["state"] = f'<b style="color:{colour}">{shown["state"]}</b>'
         done, total = self.figures["step"], self.figures["max_steps"]
-        shown["step"] += f' &nbsp;<progress value="{done}" max="{max(total, 1)}"></progress>'
+        shown["steps"] += f' &nbsp;<progress value="{done}" max="{max(total, 1)}"></progress>'
         table = html_rows(shown.items())
         if parts := components(self.figures):
             table += html_table(("component", "state", "nodes", "waits for"), parts)
@@ -66,7 +66,7 @@ def rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "job", figures["job"]["job_id"]
     if figures["attempt"] > 1:
         yield "attempt", f"{figures['attempt']}"
-    yield "step", f"{figures['step']} of {figures['max_steps']}"
+    yield "steps", f"{figures['step']} of {figures['max_steps']}"
     if figures["reward"] is not None:
         yield "reward", f"{figures['reward']:.3f}"
     if figures["staleness"] is not None:

@@ -83,4 +83,4 @@ class Lines:
         if self._last != (status.state, status.step):
             self._last = (status.state, status.step)
             reward = "" if status.reward is None else f"  reward {status.reward:.3f}"
-            sys.stdout.write(f"{status.state}  step {status.step}/{status.max_steps}{reward}\n")
+            sys.stdout.write(f"{status.state}  {status.step} of {status.max_steps} steps{reward}\n")

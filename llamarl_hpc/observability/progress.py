@@ -38,7 +38,9 @@ class ExecutorLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One moment of a run. `metrics` are those of the last step, empty before the first."""
+    """One moment of a run. `metrics` are those of the last step, empty before the first. `step` is
+    the number of steps made: the last one is called `step - 1`, everywhere (docs/architecture.md).
+    """
 
     phase: str
     step: int
@@ -76,7 +78,7 @@ def step_line(snapshot: Snapshot) -> str:
     """One step in one line: what was learnt, how fast, how stale, and where the time went."""
     m = snapshot.metrics
     parts = [
-        f"step {snapshot.step:>4}/{snapshot.max_steps}",
+        f"step {snapshot.step - 1:>4} ({snapshot.step}/{snapshot.max_steps})",
         f"reward {m.get('reward/mean', 0.0):.3f}",
         f"loss {m.get('loss', 0.0):+.4f}",
         f"staleness {m.get('staleness/mean', 0.0):.1f}",
@@ -195,7 +197,7 @@ def _head(snapshot: Snapshot) -> Table:
     if step_s:
         left = f"about {step_s * (snapshot.max_steps - snapshot.step) / 60:.0f} min left"
     grid.add_row(
-        f"[bold]step {snapshot.step}/{snapshot.max_steps}[/]",
+        f"[bold]{snapshot.step} of {snapshot.max_steps} steps[/]",
         ProgressBar(total=snapshot.max_steps, completed=snapshot.step, width=40),
         f"{minutes}:{seconds:02d}",
         left,

@@ -86,7 +86,7 @@ def test_a_reward_function_that_always_fails_ends_the_run_with_its_error(
     answer = run.finish()
     assert answer.code == 2
     assert "reward 'digits': ZeroDivisionError: division by zero (digits.py:2)" in answer.err
-    assert "no group of step 1 could be scored" in answer.err and "Traceback" not in answer.err
+    assert "no group of step 0 could be scored" in answer.err and "Traceback" not in answer.err
     assert "could not be scored so far" in answer.out
     books = accounting(Run.open(folder))
     assert books.violations == [] and set(books.counts) == {"abandoned"}

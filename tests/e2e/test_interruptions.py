@@ -91,7 +91,7 @@ def test_ctrl_c_during_start_up_and_twice_in_a_step(start: Start, tmp_path: Path
     run.process.send_signal(signal.SIGINT)
     answer = run.finish(3)
     assert answer.code == 4
-    assert "stopped by SIGINT after step 0 of 6, at the start" in answer.err
+    assert "stopped by SIGINT before step 0 (0 of 6), at the start" in answer.err
     assert attempts_of(folder)[0]["outcome"] == "stopped"
 
     (tmp_path / "slow").touch()

@@ -57,7 +57,7 @@ def test_a_step_that_is_not_finite_is_refused_and_stops_the_run_and_so_does_a_th
     assert answer.code == 3, answer.err
     steps = [line for line in lines_of(folder) if "step" in line]
     bad, number = steps[-1], len(steps)
-    assert f"stopped by an alarm after step {number}: loss" in answer.err
+    assert f"stopped by an alarm after step {number - 1}: loss" in answer.err
     assert f"the last good state is the checkpoint of step {number}" in answer.err
     assert [s["steps_refused"] for s in steps] == [0.0] * (number - 1) + [1.0]
     assert bad["policy_version"] == number - 1  # the weights are those of the step before
@@ -72,7 +72,7 @@ def test_a_step_that_is_not_finite_is_refused_and_stops_the_run_and_so_does_a_th
     resume = ["resume", folder, *(word for change in changes for word in ("--set", change))]
     answer = start(*resume, folder=folder).finish()
     assert answer.code == 3, answer.err
-    assert f"stopped by an alarm after step {number + 3}: entropy" in answer.err
+    assert f"stopped by an alarm after step {number + 2}: entropy" in answer.err
     begun = [
         (line["policy_version"] - bad["policy_version"], key.removeprefix("alarm/"))
         for line in lines_of(folder)

@@ -76,7 +76,7 @@ def test_either_rank_of_a_trainer_that_is_killed_is_named_and_one_rank_goes_on(
     arguments = [word for change in changes for word in ("--set", change)]
     answer = start("resume", folder, *arguments, folder=folder).finish()
     assert answer.code == 0 and answer.err == "", answer.err
-    assert "continuing after step 2" in answer.out
+    assert "continuing after step 1" in answer.out
     one = [line["loss"] for line in lines_of(undisturbed) if "step" in line]
     both = {line["step"]: line["loss"] for line in lines_of(folder) if "step" in line}
     assert list(both.values()) == pytest.approx(one, abs=1e-5)

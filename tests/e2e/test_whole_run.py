@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -70,10 +71,16 @@ def test_one_step_of_staleness_is_used_and_weights_switch_between_completions(
     )
     answer = start("run", config, "--run-dir", folder, folder=folder).finish()
     assert answer.code == 0 and answer.err == "", answer.out + answer.err
-    worst = [line["staleness/max"] for line in lines_of(folder) if "step" in line]
+    steps = [line for line in lines_of(folder) if "step" in line]
+    worst = [line["staleness/max"] for line in steps]
     assert worst[0] == 0 and max(worst) == 1, worst
     run = Run.open(folder)
     rollouts = [run.rollout_at(row) for row in range(run.store.num_rows("rollouts"))]
+    # a step has the same number on the console, in the metrics and in the store: from 0
+    shown = re.findall(r"step +(\d+) \((\d+)/6\)  reward", answer.out)
+    assert shown == [(f"{k}", f"{k + 1}") for k in range(6)]
+    assert [line["step"] for line in steps] == list(range(6))
+    assert {rollout.step for rollout in rollouts if rollout.status == "trained"} == set(range(6))
     assert all(len(rollout.versions) == 1 for rollout in rollouts)
     books = accounting(run)
     assert books.violations == [] and books.counts == {"trained": 24}

@@ -28,7 +28,7 @@ def test_the_document_runs_from_top_to_bottom(
     for block in blocks(ROOT / "docs" / "notebooks.md", "python"):
         exec(block, names)
     out = capsys.readouterr().out
-    assert "#SBATCH --job-name=short" in out and "done  step 5/5" in out
+    assert "#SBATCH --job-name=short" in out and "done  5 of 5 steps" in out
     assert "said by a generator" in out and "nothing to cancel: the run is done" in out
     assert resumed == [{"trainer.max_steps": 20}] and names["run"].path == folder.path
     assert names["experiment"].config.trainer.max_steps == 100

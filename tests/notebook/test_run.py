@@ -95,7 +95,7 @@ def test_watching_outside_a_notebook_prints_lines_and_ends(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run.plot(live=True) is None
-    assert capsys.readouterr().out.startswith("done  step 4/4  reward ")
+    assert capsys.readouterr().out.startswith("done  4 of 4 steps  reward ")
 
 
 def test_a_run_that_goes_on_is_waited_for_until_the_deadline(begun: RunDir) -> None:
@@ -103,7 +103,7 @@ def test_a_run_that_goes_on_is_waited_for_until_the_deadline(begun: RunDir) -> N
     info = begun.read_info()
     info["attempts"][0] |= {"pid": os.getpid(), "host": socket.gethostname()}
     write_json(begun.run_json, info)
-    with pytest.raises(StillGoingOn, match=r"is running at step 0 of 4 after 0 s"):
+    with pytest.raises(StillGoingOn, match=r"is running with 0 of 4 steps made after 0 s"):
         Run(begun).wait(0.0)
     Run(begun).watch(timeout_s=0.0)
 

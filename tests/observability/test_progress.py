@@ -1,4 +1,4 @@
-"""The live panel: what a terminal echoes must not push it out of place."""
+"""The live panel: what a terminal echoes must not push it out of place; and the plain line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from llamarl_hpc.observability.progress import ExecutorLine, LiveProgress, Snapshot
+from llamarl_hpc.observability.progress import ExecutorLine, LiveProgress, Snapshot, step_line
 
 WIDTH = 90
 
@@ -23,8 +23,13 @@ def test_the_panel_leaves_room_for_the_echo_of_ctrl_c() -> None:
     progress.close()
     assert isinstance(console.file, io.StringIO)
     drawn = console.file.getvalue()
-    assert "train step 1" in drawn and "a note" in drawn
+    assert "train step 1" in drawn and "1 of 4 steps" in drawn and "a note" in drawn
     borders = [line.rstrip() for line in drawn.splitlines() if "\u256e" in line]
     assert borders and all(
         line.index("\u256e") - line.index("\u256d") + 1 == WIDTH - 2 for line in borders
     )
+
+
+def test_a_line_names_the_step_as_the_store_does_and_counts_those_made() -> None:
+    snapshot = Snapshot(phase="train", step=12, max_steps=40, policy_version=12, elapsed_s=3.0)
+    assert step_line(snapshot).startswith("step   11 (12/40)  reward ")
