@@ -228,7 +228,8 @@ def smooth(points: Sequence[Point], window: int) -> list[Point]:
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round values that enclose low..high, about `count` steps."""
     if not high > low:
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+        half = (abs(low) or 1.0) / 2
+        low, high = max(low - half, min(low, 0.0)), high + half  # never below 0 without need
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
@@ -325,5 +326,5 @@ def _legend(entries: Sequence[tuple[str, str]]) -> list[str]:
     for label, kind in entries:
         body.append(f'<rect class="{kind}" x="{x:.0f}" y="2" width="9" height="9" rx="2"/>')
         body.append(f'<text class="tick" x="{x + 13:.0f}" y="11">{escape(label)}</text>')
-        x += 26 + 6.3 * len(label)
+        x += 28 + 7.4 * len(label)
     return body

@@ -78,7 +78,7 @@ def _accuracy_figures(evaluations: Sequence[Evaluation]) -> list[Figure]:
     first, last = evaluations[0], evaluations[-1]
     figures = [
         Figure(
-            label=f"held-out accuracy, version {e.policy_version}",
+            label=f"held-out accuracy, v{e.policy_version}",
             value=f"{100 * e.accuracy:.1f} %",
             note=f"{e.num_correct:g} of {e.num_prompts}; 95 %: {100 * e.interval[0]:.1f} to "
             f"{100 * e.interval[1]:.1f}",
