@@ -15,6 +15,7 @@ DAY_S = 86_400.0
 _ANSWER_S = 15.0  # a person waits for it
 # A job is submitted once the one before has ended, or to follow it: older ones are not asked for.
 _NEWEST = 3
+ROLES = ("trainer", "generator", "reward", "reference")  # as launch/request.py orders components
 _COMPONENT = re.compile(r"^# component (\d+): (.+)$", re.MULTILINE)
 
 
@@ -59,8 +60,8 @@ def newest_job(run: RunDir) -> RunningIn | None:
 
 
 def component_names(run: RunDir, job_id: str) -> dict[int, str]:
-    """What the batch script of a job calls its components; empty without such a script (submitted
-    by hand)."""
+    """What the batch script of a job calls its components; empty without such a script (a job by
+    hand, whose components have the order of ROLES)."""
     try:
         script = (run.path / "slurm" / f"{job_id}_submission.sh").read_text()
     except OSError:

@@ -176,8 +176,20 @@ def _check(
     if not last:
         raise ConfigError("nothing was written yet: the run has not started")
     folder = run.attempt(last if attempt is None else attempt)
-    known = {m["executor"] for p in folder.glob("*.log") if (m := _LOG.fullmatch(p.name))}
-    what = f"{executor or 'controller'}" + (f" rank {rank}" if rank is not None else "")
     raise ConfigError(
-        f"attempt {folder.name} has no log of {what}; there are {', '.join(sorted(known))}"
+        f"attempt {folder.name} has no log of {_named(executor, rank)}; {_known(folder, executor)}"
     )
+
+
+def _named(executor: str | None, rank: int | None) -> str:
+    return f"{executor or 'controller'}" + (f" rank {rank}" if rank is not None else "")
+
+
+def _known(folder: Path, executor: str | None) -> str:
+    """Which logs there are: the ranks of the executor, or the executors where it is none."""
+    logs = [m for path in folder.glob("*.log") if (m := _LOG.fullmatch(path.name))]
+    own = [m for m in logs if f"{m['executor']}.".startswith(f"{executor}.")]
+    ranks = sorted({int(m["rank"]) for m in own if m["rank"].isdigit()})
+    if ranks:
+        return f"it has rank {', '.join(map(str, ranks))}"
+    return f"there are {', '.join(sorted({m['executor'] for m in logs}))}"

@@ -17,6 +17,7 @@ from analysis.lineage import Attempt, current_events, current_metrics
 from llamarl_hpc.errors import RunDirError
 from llamarl_hpc.launch import queue
 from llamarl_hpc.manage.jobs import (
+    ROLES,
     RunningIn,
     ask_about,
     component_names,
@@ -90,7 +91,8 @@ def _ask(run: RunDir, ask_slurm: bool) -> tuple[RunningIn | None, queue.JobView 
 def _job(run: RunDir, job: RunningIn, view: queue.JobView | None) -> dict[str, Any]:
     view = view or queue.JobView()
     is_plain = len(view.states) <= 1
-    names = {0: "all executors"} if is_plain else component_names(run, job.job_id)
+    by_hand = dict(enumerate(ROLES))
+    names = {0: "all executors"} if is_plain else component_names(run, job.job_id) or by_hand
     waits = bool(view.states) and is_waiting(view.state)
     components: list[dict[str, Any]] = [
         {

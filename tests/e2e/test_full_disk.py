@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_run import Start, attempts_of, losses_of, write_run_files
+from tiny_run import Start, attempts_of, cli, losses_of, write_run_files
 
 from analysis.accounting import accounting
 from analysis.read_run import Run
@@ -68,6 +68,7 @@ def test_a_full_disk_is_named_and_waited_out(
         except OSError:
             os.fsync(file.fileno())
     run.wait_for_text("training waits: rollouts cannot be written")
+    assert f"waits for space on {folder}" in cli("status", folder).out
     filler.unlink()
     slow.unlink()
     answer = run.finish()

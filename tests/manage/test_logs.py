@@ -64,7 +64,7 @@ def test_executors_are_shown_by_name_role_and_rank(run: RunDir) -> None:
     ("executor", "options", "message"),
     [
         ("critic", {}, "no log of critic; there are controller, generator.0, generator.1, trainer"),
-        ("trainer", {"rank": 7}, "no log of trainer rank 7"),
+        ("trainer", {"rank": 7}, r"no log of trainer rank 7; it has rank 0"),
         (None, {"attempt": 3}, "there is no attempt 3: the run has made 2"),
         (None, {"attempt": 0}, "there is no attempt 0"),
     ],

@@ -106,6 +106,14 @@ def test_a_job_that_everybody_has_forgotten_has_ended(slurm: FakeSlurm, make_run
     assert never["state"] == "not started"
 
 
+def test_components_of_a_job_by_hand_have_the_names_of_their_order(
+    slurm: FakeSlurm, make_run: MakeRun
+) -> None:
+    slurm.answer("squeue", RUNNING)
+    parts = read_status(make_run(attempts=[by("700")]))["job"]["components"]
+    assert [part["name"] for part in parts] == ["trainer", "generator"]
+
+
 def test_components_have_names_nodes_and_reasons(slurm: FakeSlurm, make_run: MakeRun) -> None:
     run = make_run(jobs=["700"])
     table = "700+0|RUNNING|n[1-2]|None\n700+1|PENDING||QOSMaxGRESPerUser\n"
