@@ -86,8 +86,12 @@ def repair(
             typer.echo(f"{done.name}: {done.kept} of {done.groups or 'unknown'} groups are saved")
 
     with _nobody_writes(source, force):
-        done = repair_store(source.rollouts, target.rollouts, say=say)
-        _copy_records(source, target)
+        try:
+            done = repair_store(source.rollouts, target.rollouts, say=say)
+            _copy_records(source, target)
+        except BaseException:
+            shutil.rmtree(target.path, ignore_errors=True)  # half a copy is none
+            raise
     damaged = sum(bool(entry.problems) for entry in done)
     typer.echo(f"{damaged} of {len(done)} files are damaged; repaired copy: {target.path}")
 

@@ -249,8 +249,11 @@ def _rewards(config: Config) -> Iterator[str]:
     for name, number in Counter(names).items():
         if number > 1:
             yield f"{number} rewards are called '{name}'; give each its own name (rewards.N.name)"
-        if not name or "/" in name:
-            yield f"'{name}' cannot name a reward; wanted text without '/' in rewards.N.name"
+        if not name.strip(".") or "/" in name or len(name.split()) != 1:
+            yield (
+                f"'{name}' cannot name a reward; wanted a word without '/' and blanks in "
+                "rewards.N.name"
+            )
     if all(reward.weight == 0.0 for reward in config.rewards):
         yield "every rewards.N.weight is 0, so nothing can be learnt; set one to another value"
 

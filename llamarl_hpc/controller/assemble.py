@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 
 from llamarl_hpc.channels.zmq import ControllerChannel
@@ -20,6 +21,7 @@ from llamarl_hpc.prompts.dataset import PromptSets
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.checkpoint import CheckpointStore
 from llamarl_hpc.storage.rollout_store import RolloutWriter
+from llamarl_hpc.storage.rollout_store.encode import MAX_ATTRIBUTE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ def assemble(
                 "model": config.model.path,
                 "model_hash": str(info.get("model_hash", "")),
                 "tokenizer_hash": str(info.get("tokenizer_hash", "")),
-                "config": run.config.read_text(),
+                "config": _provenance(run.config.read_text()),
             },
             reward_names=[reward.name or "" for reward in config.rewards],
         ),
@@ -81,3 +83,10 @@ def assemble(
         checkpoint_s=checkpoint_s,
     )
     return Controller(config, attempt, parts, state)
+
+
+def _provenance(config: str) -> str:
+    """The configuration for every file of rollouts; its hash if it is longer than HDF5 takes."""
+    if len(config.encode()) <= MAX_ATTRIBUTE_BYTES:
+        return config
+    return f"sha256 of config.yaml: {hashlib.sha256(config.encode()).hexdigest()}"

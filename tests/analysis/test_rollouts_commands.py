@@ -354,6 +354,17 @@ class RolloutFileOf:
         self.file.close()
 
 
+def test_repair_does_not_leave_out_what_only_a_newer_version_can_read(
+    folder: RunDir, call: Any, tmp_path: Path
+) -> None:
+    run = copy_of(folder, tmp_path / "r")
+    with h5py.File(segment(run), "r+", locking=False) as file:
+        file.attrs["format_version"] = 2
+    code, _, error = call("rollouts", "repair", run.path)
+    assert code == 2 and "has format 2" in error and "install a newer one" in error
+    assert not (tmp_path / "r-repaired").exists()
+
+
 def test_repair_refuses_while_the_controller_lives(
     folder: RunDir, call: Any, tmp_path: Path
 ) -> None:

@@ -154,6 +154,8 @@ def test_the_defaults_with_data_are_consistent() -> None:
             "2 rewards are called 'f'",
         ),
         ({"rewards": [{"kind": "math_answer", "name": "a/b"}]}, "'a/b' cannot name a reward"),
+        ({"rewards": [{"kind": "math_answer", "name": "a b"}]}, "'a b' cannot name a reward"),
+        ({"rewards": [{"kind": "math_answer", "name": ".."}]}, "'..' cannot name a reward"),
         ({"rewards": [{"kind": "math_answer", "weight": 0.0}]}, "every rewards.N.weight is 0"),
         (
             {"channels": {"heartbeat_s": 60.0}},

@@ -46,7 +46,7 @@ _WRITE_ROWS = 16 * CHUNK_ROWS  # at a time: h5py lets nobody else in meanwhile
 _LIBVER = ("earliest", "v108")
 _TEXT_STEP = 16  # bytes
 _MAX_TEMPLATES = 64
-_MAX_ATTRIBUTE_BYTES = 32_768  # an object header message of HDF5's oldest format holds 64 KiB
+MAX_ATTRIBUTE_BYTES = 32_768  # an object header message of HDF5's oldest format holds 64 KiB
 
 _templates: dict[Any, Template | None] = {}
 
@@ -330,9 +330,9 @@ def _attribute(name: str, value: str | int | float | bytes) -> Any:
     if not isinstance(value, str):
         return value
     data = value.encode()
-    if len(data) > _MAX_ATTRIBUTE_BYTES:
+    if len(data) > MAX_ATTRIBUTE_BYTES:
         raise StoreError(
             f"the rollout store's attribute {name!r} has {len(data)} bytes; at most "
-            f"{_MAX_ATTRIBUTE_BYTES} fit, put it in a file of the run folder instead"
+            f"{MAX_ATTRIBUTE_BYTES} fit, put it in a file of the run folder instead"
         )
     return np.bytes_(data or b" ")

@@ -22,6 +22,8 @@ from llamarl_hpc.storage import atomic
 from llamarl_hpc.storage.rollout_store import blocks
 from llamarl_hpc.storage.rollout_store.encode import encode
 from llamarl_hpc.storage.rollout_store.file import RolloutFile
+from llamarl_hpc.storage.rollout_store.filters import MissingFilterError
+from llamarl_hpc.storage.rollout_store.header import NewerFormatError
 from llamarl_hpc.storage.rollout_store.layout import COLUMNS, Block, column_of
 from llamarl_hpc.storage.rollout_store.names import (
     open_path,
@@ -49,7 +51,7 @@ def repair(
 ) -> list[FileRepair]:
     """Copy the store in `source` to the new folder `target`, damaged files as far as they go.
 
-    Raises StoreError when `target` exists.
+    Raises StoreError when `target` exists, and for a file that is whole but cannot be read here.
     """
     if target.exists():
         raise StoreError(f"{target} exists already; name a new folder")
@@ -77,6 +79,8 @@ def _repair_file(path: Path, target: Path, number: int) -> tuple[FileRepair, int
     name = path.name if path.suffix == ".h5" and "part" not in path.name else _part_name(path)
     try:
         block, bad, attributes, problems = _read(path, name)
+    except (NewerFormatError, MissingFilterError):
+        raise
     except StoreError as error:
         return FileRepair(name=name, groups=0, kept=0, problems=[str(error)]), number
     num_groups = blocks.num_rows(block, "groups")
@@ -111,6 +115,8 @@ def _read(path: Path, name: str) -> tuple[Block, dict[str, Array], dict[str, Any
     problems: list[str] = []
     try:
         file = RolloutFile(path, name)
+    except NewerFormatError:
+        raise
     except StoreError as error:
         problems.append(str(error))
         try:
