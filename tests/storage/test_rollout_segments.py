@@ -107,6 +107,32 @@ def test_a_damaged_segment_is_left_out_and_named(tmp_path: Path) -> None:
     assert reader.column("groups/group_id").tolist() == [*range(10), *range(20, 30)]
 
 
+def test_a_part_that_the_disk_refuses_is_left_out_and_named(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path)
+    for i in range(3):
+        writer.append(make_record(i))
+        writer.flush(30)
+    part = tmp_path / "segment_000000.open" / "part_000001.h5"
+    part.unlink()
+    part.mkdir()
+    reader = RolloutReader(tmp_path)
+    assert len(reader.problems) == 1 and reader.problems[0].endswith("; 4 rollouts are missing")
+    assert "segment_000000.open/part_000001.h5 cannot be opened" in reader.problems[0]
+    assert reader.column("groups/group_id").tolist() == [0, 2]
+    part.rmdir()
+    writer.close()
+
+
+def test_files_with_other_names_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, [make_record(i) for i in range(3)])
+    for name in ("segment_old.h5", "segment_000000 (copy).h5", "segment_x.open", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    write(tmp_path, [make_record(i) for i in range(3, 5)])
+    reader = RolloutReader(tmp_path)
+    assert reader.problems == []
+    assert reader.file_names == ["segment_000000.h5", "segment_000001.h5"]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

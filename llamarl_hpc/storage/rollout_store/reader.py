@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from llamarl_hpc.errors import StoreError
 from llamarl_hpc.storage.rollout_store.file import (
     DamagedFileError,
     RolloutFile,
@@ -251,4 +250,5 @@ def _segment(folder: Path, number: int) -> list[_Source]:
             continue
         if not closed.exists():
             return parts
-    raise StoreError(f"the parts of {opened} cannot be read")
+    # They are no files, or the disk refuses them: opening them by their path will say what it is.
+    return [_Source(f"{opened.name}/{path.name}", path) for path in part_paths(opened)]
