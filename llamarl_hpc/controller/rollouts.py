@@ -16,45 +16,28 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from llamarl_hpc.batching.buffer import RolloutBuffer, ScoredGroup, credit_of
 from llamarl_hpc.batching.credit import CreditRules
-from llamarl_hpc.channels.messages import Generate, GroupScores, Score, ScoreItem
+from llamarl_hpc.channels.messages import Generate, GroupScores, Score
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.bell import Bell
 from llamarl_hpc.controller.busy import BusyClock
 from llamarl_hpc.controller.evaluation import HeldOut
 from llamarl_hpc.controller.fleet import Fleet
+from llamarl_hpc.controller.issued import Issued, Key, evaluation_request, training_request
 from llamarl_hpc.controller.records import record_of
 from llamarl_hpc.controller.reference import ReferenceFlow, ReferenceModels
 from llamarl_hpc.controller.schedule import Replica, Schedule
 from llamarl_hpc.storage.records import GroupRecord
 from llamarl_hpc.types import (
-    GenerationRequest,
     GroupCompletions,
     Prompt,
     Purpose,
-    SamplingParams,
     Status,
 )
 
 log = logging.getLogger(__name__)
-Key = tuple[Purpose, int]
-
-
-@dataclass
-class _Issued:
-    """A group on its way."""
-
-    prompt: Prompt
-    request: GenerationRequest
-    replica: str
-    issue: int
-    t_issued: float
-    t_generated: float = 0.0
-    done: GroupCompletions | None = None  # once generated
-    asked_at: float = field(default_factory=time.monotonic)  # of whoever has it now
 
 
 class RolloutFlow:
@@ -98,8 +81,8 @@ class RolloutFlow:
             step_of=schedule.step_of,
             put=self._put,
         )
-        self._generating: dict[Key, _Issued] = {}
-        self._scoring: dict[Key, _Issued] = {}
+        self._generating: dict[Key, Issued] = {}
+        self._scoring: dict[Key, Issued] = {}
         self._taken: list[ScoredGroup] = []  # at the trainer
         self._num_complaints = 0  # groups whose scoring went wrong
         self.on_issued: Callable[[int, int], None] = lambda ticket, issue: None
@@ -109,14 +92,14 @@ class RolloutFlow:
 
     async def pump(self) -> None:
         """Send out everything that may start now: first the evaluation, then tickets in order."""
-        orders: dict[str, list[_Issued]] = {}
+        orders: dict[str, list[Issued]] = {}
         if self.heldout.current is not None:
             for replica, number in self.heldout.current.assign(self._live_replicas()):
                 orders.setdefault(replica, []).append(self._issue_eval(number, replica))
         for replica, ticket in self.schedule.assign():
             orders.setdefault(replica, []).append(self._issue_ticket(ticket, replica))
         for replica, issued in orders.items():  # all booked before anything can be lost
-            self._generating.update((_key(group.request), group) for group in issued)
+            self._generating.update((group.key, group) for group in issued)
             self.busy.begin(replica, len(issued))
         for replica, issued in orders.items():
             await self.fleet.send(replica, Generate(requests=[g.request for g in issued]))
@@ -125,51 +108,18 @@ class RolloutFlow:
     def _live_replicas(self) -> list[Replica]:
         return [r for r in self.schedule.replicas.values() if r.ready]
 
-    def _issue_ticket(self, ticket: int, replica: str) -> _Issued:
-        self._issues[ticket] = self._issues.get(ticket, 0) + 1
-        self.on_issued(ticket, self._issues[ticket])
-        rollout = self.config.rollout
-        sampling = SamplingParams(
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            max_tokens=rollout.max_completion_length,
-            seed=rollout.seed,
-        )
+    def _issue_ticket(self, ticket: int, replica: str) -> Issued:
+        self._issues[ticket] = issue = self._issues.get(ticket, 0) + 1
+        self.on_issued(ticket, issue)
         prompt = self.prompt_of(ticket)
-        return self._issued(
-            Purpose.TRAIN, ticket, prompt, rollout.num_generations, sampling, replica,
-            self._issues[ticket],
-        )  # fmt: skip
+        request = training_request(self.config, ticket, prompt)
+        return Issued(prompt=prompt, request=request, replica=replica, issue=issue)
 
-    def _issue_eval(self, number: int, replica: str) -> _Issued:
+    def _issue_eval(self, number: int, replica: str) -> Issued:
         assert self.heldout.current is not None
-        sampling = SamplingParams(
-            temperature=self.config.evaluation.temperature,
-            max_tokens=self.config.rollout.max_completion_length,
-            seed=self.config.evaluation.seed,
-        )
         prompt = self.heldout.current.prompt_of(number)
-        count = self.config.evaluation.num_generations
-        return self._issued(Purpose.EVAL, number, prompt, count, sampling, replica, 1)
-
-    def _issued(
-        self,
-        purpose: Purpose,
-        group_id: int,
-        prompt: Prompt,
-        num_generations: int,
-        sampling: SamplingParams,
-        replica: str,
-        issue: int,
-    ) -> _Issued:
-        request = GenerationRequest(
-            purpose=purpose,
-            group_id=group_id,
-            prompt_ids=prompt.token_ids,
-            num_generations=num_generations,
-            sampling=sampling,
-        )
-        return _Issued(prompt, request, replica, issue, time.time())
+        request = evaluation_request(self.config, number, prompt)
+        return Issued(prompt=prompt, request=request, replica=replica, issue=1)
 
     # ------------------------------------------------------------------ coming back
 
@@ -181,19 +131,19 @@ class RolloutFlow:
             if issued is None or issued.replica != replica:
                 log.warning("%s sent %s group %d that nobody waits for", replica, *_id(group))
                 continue
-            del self._generating[_key(issued.request)]
+            del self._generating[issued.key]
             self._return_room(issued)
             self.busy.end(replica)
             issued.done, issued.t_generated = group, time.time()
             issued.asked_at = time.monotonic()
-            self._scoring[_key(issued.request)] = issued
-            items.append(_score_item(issued))
+            self._scoring[issued.key] = issued
+            items.append(issued.score_item())
         if items:
             self.busy.begin("reward", len(items))
             await self.fleet.send("reward", Score(items=items))
 
-    def _return_room(self, issued: _Issued) -> None:
-        if issued.request.purpose is Purpose.TRAIN:
+    def _return_room(self, issued: Issued) -> None:
+        if issued.is_for_training:
             self.schedule.replicas[issued.replica].sequences -= issued.request.num_generations
 
     def on_scored(self, groups: list[GroupScores]) -> None:
@@ -291,7 +241,7 @@ class RolloutFlow:
             del self._generating[key]
             self._return_room(issued)
             self._abandon(issued, reason)
-            if issued.request.purpose is Purpose.TRAIN:
+            if issued.is_for_training:
                 self.schedule.give_back(issued.request.group_id)
             elif self.heldout.current is not None:
                 self.heldout.current.give_back(issued.request.group_id)  # if it is of this one
@@ -301,7 +251,7 @@ class RolloutFlow:
         """The reward executor is up (again): it gets everything that has no score yet."""
         for issued in self._scoring.values():
             issued.asked_at = time.monotonic()
-        items = [_score_item(issued) for issued in self._scoring.values()]
+        items = [issued.score_item() for issued in self._scoring.values()]
         self.busy.clear("reward")
         if items:
             self.busy.begin("reward", len(items))
@@ -340,23 +290,8 @@ class RolloutFlow:
             count += 1
         return count
 
-    def _abandon(self, issued: _Issued, reason: str) -> None:
-        self.store(
-            GroupRecord(
-                purpose=issued.request.purpose,
-                group_id=issued.request.group_id,
-                attempt=self.attempt,
-                issue=issued.issue,
-                prompt=issued.prompt,
-                status=Status.ABANDONED,
-                reason=reason,
-                step=-1,
-                generator=issued.replica,
-                temperature=issued.request.sampling.temperature,
-                t_issued=issued.t_issued,
-                t_resolved=time.time(),
-            )
-        )
+    def _abandon(self, issued: Issued, reason: str) -> None:
+        self.store(issued.abandoned(reason, attempt=self.attempt))
 
     # ------------------------------------------------------------------ who waits for whom
 
@@ -409,10 +344,6 @@ def max_resamples(config: Config) -> int:
     return 3 * config.rollout.prompts_per_step
 
 
-def _key(request: GenerationRequest) -> Key:
-    return request.purpose, request.group_id
-
-
 def _id(group: GroupCompletions) -> tuple[str, int]:
     return group.purpose.value, group.group_id
 
@@ -421,14 +352,3 @@ def _limits(reasons: list[str]) -> str:
     """Which limits of the reward pool made how many completions score 0; empty if none did."""
     hit = Counter(reason for reason in reasons if reason)
     return ", ".join(f"{reason} ({number} completions)" for reason, number in hit.items())
-
-
-def _score_item(issued: _Issued) -> ScoreItem:
-    assert issued.done is not None
-    return ScoreItem(
-        purpose=issued.request.purpose,
-        group_id=issued.request.group_id,
-        prompt=issued.prompt.text,
-        columns=dict(issued.prompt.columns),
-        completions=[c.text for c in issued.done.completions],
-    )
