@@ -125,7 +125,7 @@ _columns(
     ("version_max", "i8", "", "newest policy version that sampled a token of it"),
     ("staleness", "i4", "step", "trainer version at consumption minus version_min; else -1"),
     ("reward", "f8", "", "weighted sum of the components; NaN if never scored"),
-    ("advantage", "f8", "", "what the loss multiplied with; NaN if never computed"),
+    ("advantage", "f8", "", "what the loss multiplied with; 0 or NaN if it was not trained"),
     ("finish_reason", "u1", "", "why the completion ended"),
     ("temperature", "f4", "", "it was sampled with"),
     ("completion_length", "i4", "token", "tokens, the end-of-sequence token included"),
