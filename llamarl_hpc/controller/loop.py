@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import Callable
 
@@ -36,6 +35,7 @@ from llamarl_hpc.channels.messages import (
 )
 from llamarl_hpc.config.losses import LossSettings
 from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller import signals
 from llamarl_hpc.controller.bell import Bell
 from llamarl_hpc.controller.books import Books
 from llamarl_hpc.controller.deadline import Deadline
@@ -188,8 +188,11 @@ class Controller:
 
     async def run(self) -> None:
         """Raises StoppedBySignal, ExecutorFailed or ConfigError; plain return: all steps done."""
+        with signals.heard_by(self.request_stop):
+            await self._see_through()
+
+    async def _see_through(self) -> None:
         self._main = asyncio.current_task()
-        self._listen_to_signals()
         reason, grace_s = "the run was cut short", _GRACE_S
         failure: BaseException | None = None
         try:
@@ -256,14 +259,6 @@ class Controller:
             log.error("%s", error)
             return error
         return None
-
-    def _listen_to_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
-            numbers.append(signal.SIGHUP)
-        for number in numbers:
-            loop.add_signal_handler(number, self.request_stop, signal.Signals(number).name)
 
     def request_stop(self, reason: str) -> None:
         """Stop after the current optimizer step; asked twice by Ctrl-C: stop at once. A signal's

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -26,6 +25,7 @@ from filelock import FileLock, Timeout
 from llamarl_hpc.config.checks import check_model
 from llamarl_hpc.config.load import load_config, save_resolved
 from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller import signals
 from llamarl_hpc.controller.ending import JobAround
 from llamarl_hpc.errors import (
     EXIT_OK,
@@ -294,8 +294,7 @@ def _run(attempt: Coroutine[Any, Any, None]) -> None:
     except KeyboardInterrupt as error:  # before the controller could listen to signals
         raise StoppedBySignal("stopped by SIGINT before anything was started") from error
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)
+        signals.ignore()
 
 
 def _save_attempt(run: RunDir, entry: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ class JobNow:
     ending: str = ""  # why Slurm is ending the job; empty while it runs
     lost: Mapping[int, str] = field(default_factory=dict)  # ended components of a running job, why
     preempted: bool = False  # it runs, for as long as `end` says
-    is_half_requeued: bool = False  # some components are over and others wait: it will never start
+    is_half_requeued: bool = False  # a part of it is not to start again, so none of it ever will
 
 
 def component_records(text: str) -> list[ComponentRecord]:
@@ -103,7 +103,8 @@ def job_now(records: Sequence[ComponentRecord], restarts: Mapping[int, int]) -> 
         ending=ending,
         lost={} if ending else {record.component: record.why_over for record in over},
         preempted=any(record.preempted for record in records if record.runs),
-        is_half_requeued=bool(requeued) and any(is_final(record.state) for record in over),
+        is_half_requeued=bool(requeued)
+        and any(is_final(record.state) or record not in requeued for record in records),
     )
 
 

@@ -21,6 +21,14 @@ def slurm(*argv: str, check: bool = True) -> str:
     ).stdout
 
 
+def start_soon(job_id: str) -> None:
+    """A requeued job, which Slurm would let wait for two minutes. A time limit that was cut to less
+    than a minute has become 0 by now, so it gets another. A node does not take a job in the second
+    in which it has ended its last start ("credential revoked")."""
+    for component in slurm("squeue", "-h", "-o%A", f"-j{job_id}").split():
+        slurm("scontrol", "update", f"jobid={component}", "timelimit=10", "starttime=now+2")
+
+
 class JobRun:
     """A run folder and the Slurm jobs that make its attempts."""
 
@@ -44,7 +52,7 @@ class JobRun:
 
     def said(self) -> str:
         """Everything there is to read after a failure."""
-        logs = [*self.folder.glob("slurm/*_log.*"), *self.folder.glob("attempts/*/*.log")]
+        logs = [*self.folder.glob("**/*_log.*"), *self.folder.glob("attempts/*/*.log")]
         texts = [f"--- {log.relative_to(self.folder)}\n{log.read_text()[-1500:]}" for log in logs]
         queue = slurm("squeue", "-a", "-t", "all", "-o", "%i %T %r %S %e", check=False)
         return "\n".join([json.dumps(self.attempts, indent=1), queue, *texts])
@@ -83,9 +91,6 @@ class JobRun:
         return set(slurm("squeue", "-ha", "-tall", "-o%T", f"-j{self.job_id}").split())
 
     def start_again(self) -> None:
-        """Once the job waits again: Slurm would let it wait for two minutes. A time limit that
-        was cut to less than a minute has become 0 by now, so it gets another."""
+        """Once the job waits again."""
         self.wait("job back in the queue", lambda: self.states() == {"PENDING"})
-        table = slurm("squeue", "-h", "-o%A", f"-j{self.job_id}")
-        for component in table.split():
-            slurm("scontrol", "update", f"jobid={component}", "timelimit=10", "starttime=now")
+        start_soon(self.job_id)

@@ -8,6 +8,7 @@ accounting, as many small clusters are; with it where MariaDB and slurmdbd are i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -123,10 +124,15 @@ class Cluster:
                 process.kill()
 
     def lose_node(self, node: str) -> None:
-        """kill -9 of its slurmd, which Slurm notices at once instead of after some minutes."""
+        """kill -9 of all that Slurm runs there, which it notices at once instead of after some
+        minutes. A step that outlived its node would kill slurmctld 22.05 by its return."""
         daemon = self.daemons[1 + _NODES.index(node)]
         daemon.kill()
         daemon.wait()
+        for step in self._steps(node):
+            for process in (step, *step.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         self._run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
     def return_node(self, node: str) -> None:
@@ -134,6 +140,13 @@ class Cluster:
         self._daemon("slurmd", "-D", "-N", node)
         self.daemons[1 + _NODES.index(node)] = self.daemons.pop()
         wait_for(30.0, node, lambda: node in self._run("sinfo", "-hN", "-pall", "-tidle"))
+
+    def _steps(self, node: str) -> list[psutil.Process]:
+        """Every slurmstepd has a socket in the folder of its slurmd."""
+        folder = f"{self.folder / 'spool' / node}/"
+        sockets = psutil.net_connections("unix")
+        steps = {one.pid for one in sockets if str(one.laddr).startswith(folder)}
+        return [psutil.Process(pid) for pid in steps if pid is not None]
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:

@@ -1,5 +1,5 @@
-"""A controller without a run, for tests of its job alone: starts a step on every component, waits
-until something ends the attempt, "writes a checkpoint" and is continued like a real one.
+"""A controller without a run, for tests of its job alone: starts a step on every component, then
+waits until something ends the attempt, "writes a checkpoint" and is continued like a real one.
 
 Started by the batch script as `python idle_run.py RUN_DIR`; what happened is in run.json.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from accounting import wait_for
+
 from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller import signals
 from llamarl_hpc.controller.deadline import Deadline
 from llamarl_hpc.controller.ending import Ending, JobAround
 from llamarl_hpc.errors import LlamarlError
@@ -48,19 +50,16 @@ async def why_it_ends(run: RunDir, job: OwnJob) -> str:
         is_saving=lambda: False,
         is_waiting=lambda: True,
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGUSR2):
-        loop.add_signal_handler(number, ending.look_soon)
-    watch = asyncio.create_task(ending.watch())
-    try:
-        return await reasons.get()
-    finally:
-        watch.cancel()
+    with signals.heard_by(lambda name: ending.look_soon()):
+        watch = asyncio.create_task(ending.watch())
+        try:
+            return await reasons.get()
+        finally:
+            watch.cancel()
 
 
 def main(run: RunDir) -> None:
-    for number in (signal.SIGTERM, signal.SIGUSR2):  # until they are listened to
-        signal.signal(number, signal.SIG_IGN)
+    signals.ignore()  # until they are listened to
     job = OwnJob.find(os.environ)
     assert job is not None
     config, by = Config(), started_by(run, job)
@@ -76,8 +75,14 @@ def main(run: RunDir) -> None:
         "reason": "",
     }
     env = inside_allocation(os.environ)
-    one = ["-N1", "-n1", "--mem=0", "--mpi=none", "--kill-on-bad-exit=1", "sleep", "600"]
-    steps = [subprocess.Popen(["srun", f"--het-group={k}", *one], env=env) for k in range(3)]
+    one = ["-N1", "-n1", "--mem=0", "--mpi=none", "--kill-on-bad-exit=1"]
+    one += ["sh", "-c", 'touch "$0" && exec sleep 600']
+    signs = [run.path / f"{entry['number']}.{role}" for role in ROLES]
+    steps = [
+        subprocess.Popen(["srun", f"--het-group={k}", *one, str(sign)], env=env)
+        for k, sign in enumerate(signs)
+    ]
+    wait_for(60.0, "steps on every component", lambda: all(sign.exists() for sign in signs))
     save(run, entry)
     why = asyncio.run(why_it_ends(run, job))
     write_json(run.path / "latest.json", {"step": step + 1})

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from attempts import JobRun, slurm
+from attempts import JobRun, slurm, start_soon
 from cluster import Cluster
 from tiny_run import cli, losses_of, write_run_files
 
@@ -110,7 +110,6 @@ def submit_idle(folder: Path, *options: str) -> JobRun:
     return run
 
 
-@pytest.mark.long
 def test_preemption_and_a_lost_node_are_recognised_and_the_job_is_requeued_whole(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -180,7 +179,6 @@ class Careful:
         return DelayedSubmission(self, started)
 
 
-@pytest.mark.long
 def test_a_function_with_a_checkpoint_goes_on_after_a_requeue(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -201,6 +199,5 @@ def test_a_function_with_a_checkpoint_goes_on_after_a_requeue(
 
     run.wait("job back in the queue", is_back)
     assert not job.done(force_check=True)
-    for component in slurm("squeue", "-h", "-o%A", f"-j{job.job_id}").split():
-        slurm("scontrol", "update", f"jobid={component}", "starttime=now")
+    start_soon(job.job_id)
     assert job.result() == 2

@@ -83,8 +83,9 @@ def test_why_a_job_ends_is_put_together(
     assert now(table(states, **changes)).ending == ending
 
 
-def test_a_job_that_is_requeued_in_part_is_recognised() -> None:
-    half = {0: "COMPLETING", 1: "PENDING", 2: "COMPLETED"}
+@pytest.mark.parametrize("rest", ["RUNNING", "COMPLETING", "COMPLETED"])
+def test_a_job_that_is_requeued_in_part_is_recognised(rest: str) -> None:
+    half = {0: "COMPLETING", 1: "PENDING", 2: rest}
     seen = now(table(half, Restarts={0: "1", 1: "1"}))
     assert seen.ending == "requeue" and seen.is_half_requeued
     whole = now(table(dict.fromkeys(RUNNING, "PENDING"), Restarts=dict.fromkeys(RUNNING, "1")))
