@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,9 +115,16 @@ def _wait(job: RunJob) -> None:
     """Until the job has ended. Ends this process with the run's own exit code."""
     error = job.exception()
     job.wait_for_slurm()
-    attempt = job.attempt()
+    attempt = job.attempt() or {}
     if error is not None:
-        typer.echo(f"{error}", err=True)
+        typer.echo(attempt.get("reason") or _words(error), err=True)
+        typer.echo(f"logs:    llamarl-hpc logs {shlex.quote(str(job.run.path))}", err=True)
     typer.echo(f"job {job.job_id}: {job.state}")
     code = 1 if error is not None else 0
-    raise typer.Exit(code if attempt is None else int(attempt.get("exit_code", code)))
+    raise typer.Exit(int(attempt.get("exit_code", code)))
+
+
+def _words(error: BaseException) -> str:
+    """What submitit frames with rules, and with advice for those who hold its job object."""
+    framed = str(error).split("----------------------\n")
+    return framed[1].strip() if len(framed) == 3 else f"{error}"

@@ -373,3 +373,5 @@ def test_wait_ends_with_the_runs_own_exit_code(
     answer = cli("submit", folder, "--wait", "--set", "trainer.max_steps=9")
     assert answer.code == code, answer.err
     assert words in answer.out + answer.err
+    assert ("llamarl-hpc logs" in answer.err) is (code != 0)
+    assert "job.stderr" not in answer.err  # advice of submitit, for those who hold its object
