@@ -26,6 +26,7 @@ from llamarl_hpc.cli import (
     status,
     submit,
     trace,
+    trainer_memory,
 )
 from llamarl_hpc.errors import EXIT_USER_ERROR, ConfigError, LlamarlError, StoppedBySignal
 
@@ -52,6 +53,7 @@ for module in (
     evaluate,
     export,
     bench,
+    trainer_memory,
 ):
     module.register(app)
 

@@ -156,6 +156,8 @@ class TrainerEngine:
             logprobs.append(logprobs_K.detach()[: len(micro_batch.flat_index)])
             if self._loss.entropy_coef > 0.0:
                 entropies.append(entropy_K.detach()[: len(micro_batch.flat_index)])
+            # What hangs on them would still be there while the next pass makes its own.
+            del logprobs_K, entropy_K, loss
         assert sums is not None, "every rank has at least one micro-batch"
         return _Share(
             sums=LossSums(sums=sums.sums.cpu(), maxima=sums.maxima.cpu()),
