@@ -43,19 +43,16 @@ def arena_tensors(arena: Arena, memory: torch.Tensor) -> Iterator[tuple[str, tor
         yield spec.name, raw.view(dtype).view(spec.shape)
 
 
-def copy_piece(source: WeightSource, piece: Piece, raw: torch.Tensor) -> None:
-    """Copy what the trainer holds of a piece into `raw` (uint8 [piece.num_bytes], maybe pinned).
-
-    From a GPU the copy may still be under way on return.
-    """
+def copy_piece(source: WeightSource, piece: Piece, target: torch.Tensor) -> None:
+    """Copy what the trainer holds of a piece into `target` (1-D, of the piece's dtype, maybe
+    pinned). From a GPU the copy may still be under way on return."""
     data = source.read(piece.name, piece.start, piece.end)
-    dtype = torch_dtype(piece.dtype)
-    if data.dtype != dtype or data.shape != (piece.end - piece.start,):
+    if data.dtype != target.dtype or data.shape != target.shape:
         raise WeightSyncError(
-            f"parameter {piece.name}, elements {piece.start}:{piece.end}: {dtype} was announced "
-            f"but the trainer gave {data.dtype} of shape {tuple(data.shape)}"
+            f"parameter {piece.name}, elements {piece.start}:{piece.end}: {target.dtype} was "
+            f"announced but the trainer gave {data.dtype} of shape {tuple(data.shape)}"
         )
-    raw.view(dtype).copy_(data, non_blocking=True)
+    target.copy_(data, non_blocking=True)
 
 
 def check_specs(offered: Sequence[ParameterSpec], expected: Sequence[ParameterSpec]) -> None:

@@ -31,7 +31,7 @@ from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.weight_sync.arena import copy_piece
+from llamarl_hpc.weight_sync.arena import copy_piece, torch_dtype
 from llamarl_hpc.weight_sync.background import run_in_background
 from llamarl_hpc.weight_sync.base import PublishReceipt, Sent, WeightSource
 from llamarl_hpc.weight_sync.manifest import Manifest, write_manifest
@@ -79,8 +79,8 @@ class SharedMemoryPublisher:
         if problem := self._world.share(problem):
             raise WeightSyncError(problem)
         self._serial += 1
-        for _, piece, raw in self._mine[slot]:
-            copy_piece(self._source, piece, raw)
+        for _, piece, target in self._mine[slot]:
+            copy_piece(self._source, piece, target)
         self._segment.set_copied(slot, self._world.rank, self._serial)
         sent: Future[Sent] | None = None
         if self._world.is_leader:
@@ -104,11 +104,11 @@ class SharedMemoryPublisher:
         self._segment.close()
 
     def _pieces(self, slot: int) -> list[tuple[int, Piece, torch.Tensor]]:
-        """What this rank writes: number of the piece, piece, where it lies in the slot."""
+        """What this rank writes: number of the piece, piece, its elements in the slot."""
         mapped = self._segment.map_slot(slot, writable=True)
         memory = torch.frombuffer(mapped, dtype=torch.uint8)
         return [
-            (number, piece, self._layout.memory_of(memory, piece))
+            (number, piece, self._layout.memory_of(memory, piece).view(torch_dtype(piece.dtype)))
             for number, (_, bucket, piece) in enumerate(self._layout.pieces())
             if bucket.root == self._world.rank
         ]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from llamarl_hpc.weight_sync.arena import copy_piece
+from llamarl_hpc.weight_sync.arena import copy_piece, torch_dtype
 from llamarl_hpc.weight_sync.base import WeightSource
 from llamarl_hpc.weight_sync.delta import Delta, bucket_starts, encode, word_bytes
 from llamarl_hpc.weight_sync.plan import Bucket
@@ -40,7 +40,7 @@ class Snapshot:
             for start, bucket in zip(self._starts, buckets, strict=True)
         ]
         self._pieces = [
-            (piece, buffer[piece.offset :][: piece.num_bytes])
+            (piece, buffer[piece.offset :][: piece.num_bytes].view(torch_dtype(piece.dtype)))
             for buffer, bucket in zip(self.buckets, buckets, strict=True)
             for piece in bucket.pieces
         ]
@@ -49,8 +49,8 @@ class Snapshot:
     def take(self, source: WeightSource, version: int) -> None:
         """Copy what the trainer holds now; from a GPU the copies may still be under way."""
         self.version = -1
-        for piece, raw in self._pieces:
-            copy_piece(source, piece, raw)
+        for piece, target in self._pieces:
+            copy_piece(source, piece, target)
         self.version = version
 
     def neighbours(self, buckets: range) -> torch.Tensor:
