@@ -32,7 +32,7 @@ class SiteLimits(Block):
     """What the site is known to allow; null: not known."""
 
     het_jobs: bool | None = None  # heterogeneous jobs
-    requeue: bool | None = None
+    requeue: bool | None = None  # false: a run goes on in new jobs, unless the config says how
     max_time: str | None = None  # on the partitions that the profile names, as Slurm writes it
     notes: list[str] = Field(default_factory=list)  # sentences for people
 
@@ -65,12 +65,16 @@ class SiteProfile(Block):
         merged = dict(values)
         if self.runs_dir is not None:
             merged.setdefault("runs_dir", self.runs_dir)
-        for block in ("launch", "channels"):
-            merged[block] = _under(values.get(block), getattr(self, block))
+        merged["launch"] = _under(values.get("launch"), self._launch())
+        merged["channels"] = _under(values.get("channels"), self.channels)
         resources = values.get("resources")
         if resources is None or isinstance(resources, Mapping):
             merged["resources"] = self._resources(resources or {})
         return merged
+
+    def _launch(self) -> dict[str, Any]:
+        """With what follows from the limits."""
+        return ({"requeue": "resubmit"} if self.limits.requeue is False else {}) | self.launch
 
     def _resources(self, given: Mapping[str, Any]) -> dict[str, Any]:
         blocks, one_job = dict(given), given.get("job") is not None

@@ -28,6 +28,16 @@ log = logging.getLogger(__name__)
 Look = Callable[[], JobNow | None]  # asks Slurm, which may take a while
 TIME_LIMIT, STOP_REQUEST = "the time limit", "a stop request"
 _TICK_S = 1.0
+_SLURMS = ("SIGTERM", "SIGUSR2")  # what Slurm sends, and may give the reason of
+_SIGNALS = (*_SLURMS, "SIGINT", "SIGHUP")
+
+
+def outranks(reason: str, before: str) -> bool:
+    """Whether `reason` says better than `before` why an attempt ends: a person's wish says it best,
+    and a signal's name gives way to what is behind it."""
+    if STOP_REQUEST in (reason, before):
+        return before != STOP_REQUEST
+    return not before or (before.startswith(_SLURMS) and not reason.startswith(_SIGNALS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +75,12 @@ class Ending:
         self._next_look = -math.inf
 
     # ------------------------------------------------------------------ signs
+
+    def on_signal(self, name: str) -> str:
+        """A signal came here. Returns the reason for it, as far as it is known by now: `cancel`
+        makes the stop file before it signals."""
+        self.look_soon()
+        return STOP_REQUEST if self.stop_file.exists() else name
 
     def look_soon(self) -> None:
         """Something happened for which Slurm may know the reason."""

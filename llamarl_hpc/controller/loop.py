@@ -22,7 +22,7 @@ import logging
 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller import signals
-from llamarl_hpc.controller.ending import Ending
+from llamarl_hpc.controller.ending import Ending, outranks
 from llamarl_hpc.controller.parts import Parts
 from llamarl_hpc.controller.state import RunState
 from llamarl_hpc.controller.training import Training
@@ -33,8 +33,6 @@ from llamarl_hpc.weight_sync.segment import remove_stale
 log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 30.0  # for rollouts to get to the disk
 _GRACE_S, _GRACE_AT_ONCE_S = 10.0, 1.0  # for executors to leave by themselves
-_SLURMS = ("SIGTERM", "SIGUSR2")  # what Slurm sends, and may give the reason of
-_SIGNALS = (*_SLURMS, "SIGINT", "SIGHUP")
 
 
 class Controller:
@@ -73,7 +71,7 @@ class Controller:
 
     async def run(self) -> None:
         """Raises StoppedBySignal, ExecutorFailed or ConfigError; plain return: all steps done."""
-        with signals.heard_by(self.request_stop):
+        with signals.heard_by(self.on_signal):
             await self._see_through()
 
     async def _see_through(self) -> None:
@@ -144,15 +142,16 @@ class Controller:
             return error
         return None
 
-    def request_stop(self, reason: str) -> None:
-        """Stop after the current optimizer step; asked twice by Ctrl-C: stop at once. A signal's
-        name gives way to what is behind it."""
-        if self.stop_reason and reason == "SIGINT" and self._main is not None:
+    def on_signal(self, name: str) -> None:
+        """Ends the attempt after this step; the second Ctrl-C does at once."""
+        is_second = bool(self.stop_reason) and name == "SIGINT"
+        self.request_stop(self.ending.on_signal(name))
+        if is_second and self._main is not None:
             self._main.cancel()
-        if reason in _SIGNALS:
-            self.ending.look_soon()
-        behind = self.stop_reason.startswith(_SLURMS) and not reason.startswith(_SIGNALS)
-        if not self.stop_reason or behind:
+
+    def request_stop(self, reason: str) -> None:
+        """Stop after the current optimizer step."""
+        if outranks(reason, self.stop_reason):
             self.stop_reason = reason
             self.training.phase = "stop after this step"
             self.parts.progress.note(f"{reason}: stopping after this step")

@@ -31,6 +31,11 @@ def _shape(config: Config, site: SiteProfile) -> Iterator[str]:
             f"{site.title} does not allow heterogeneous jobs, and without resources.job a run is "
             "one; set resources.job to the nodes that all executors share"
         )
+    if site.limits.requeue is False and config.launch.requeue == "requeue":
+        yield (
+            f"launch.requeue is requeue but {site.title} does not requeue jobs; leave it out, or "
+            "set it to resubmit"
+        )
 
 
 def _time(config: Config, site: SiteProfile) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llamarl_hpc.controller.deadline import LEAVE_S, Deadline
-from llamarl_hpc.controller.ending import Ending, JobAround
+from llamarl_hpc.controller.ending import Ending, JobAround, outranks
 from llamarl_hpc.slurm_text.job_end import JobNow
 
 
@@ -146,3 +146,30 @@ def test_a_step_that_cannot_end_in_time_is_abandoned_but_not_a_checkpoint(scene:
     scene.saving = False
     scene.ending.consider()
     assert scene.leaves == ["the time limit"]
+
+
+def test_a_signal_after_the_stop_file_is_a_stop_request(scene: Scene, tmp_path: Path) -> None:
+    assert scene.ending.on_signal("SIGUSR2") == "SIGUSR2"
+    (tmp_path / "stop").touch()
+    assert scene.ending.on_signal("SIGUSR2") == "a stop request"
+
+
+@pytest.mark.parametrize(
+    ("before", "reason", "is_better"),
+    [
+        ("", "SIGTERM", True),
+        ("SIGTERM", "SIGUSR2", False),
+        ("SIGTERM", "preemption", True),
+        ("SIGTERM to trainer", "requeue", True),
+        ("preemption", "SIGTERM", False),
+        ("SIGINT", "the time limit", False),
+        ("the time limit", "a stop request", True),
+        ("SIGINT", "a stop request", True),
+        ("a stop request", "a stop request", False),
+        ("a stop request", "cancellation", False),
+    ],
+)
+def test_why_an_attempt_ends_is_said_by_the_best_reason(
+    before: str, reason: str, is_better: bool
+) -> None:
+    assert outranks(reason, before) is is_better

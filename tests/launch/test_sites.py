@@ -114,11 +114,13 @@ def test_runs_go_where_the_site_has_its_scratch(
     assert config("perlmutter", tmp_path).runs_dir == "/pscratch/sd/m/me/llamarl-runs"
 
 
-def with_limits(folder: Path, limits: dict[str, Any], **resources: Any) -> Config:
+def with_limits(
+    folder: Path, limits: dict[str, Any], requeue: str | None = None, **resources: Any
+) -> Config:
     profile = {"title": "Here", "cpu_nodes": {"partition": "cpu"}, "limits": limits}
     (folder / "here.yaml").write_text(yaml.safe_dump(profile))
     file = folder / "config.yaml"
-    launch = {"site": str(folder / "here.yaml")}
+    launch = {"site": str(folder / "here.yaml")} | ({"requeue": requeue} if requeue else {})
     values = {"data": {"path": "x"}, "launch": launch, "resources": resources}
     file.write_text(yaml.safe_dump(values))
     return load_config(file)
@@ -140,3 +142,13 @@ def test_a_time_above_the_sites_limit_is_refused_on_the_partition_it_is_for(
     check_limits(with_limits(tmp_path, limits, trainer={"time": "12:00:00"}))
     check_limits(with_limits(tmp_path, limits, trainer={"time": "1-00", "partition": "long"}))
     check_limits(with_limits(tmp_path, limits, trainer={"time": "1-00", "qos": "long"}))
+
+
+def test_where_jobs_are_not_requeued_a_run_goes_on_in_new_ones(tmp_path: Path) -> None:
+    for limits, default in (({}, "auto"), ({"requeue": True}, "auto")):
+        assert with_limits(tmp_path, limits).launch.requeue == default
+    no_requeue = {"requeue": False}
+    assert with_limits(tmp_path, no_requeue).launch.requeue == "resubmit"
+    assert with_limits(tmp_path, no_requeue, requeue="never").launch.requeue == "never"
+    with pytest.raises(ConfigError, match=r"launch.requeue is requeue but Here does not requeue"):
+        check_limits(with_limits(tmp_path, no_requeue, requeue="requeue"))

@@ -115,7 +115,8 @@ def test_preemption_and_a_lost_node_are_recognised_and_the_job_is_requeued_whole
 ) -> None:
     run = submit_idle(tmp_path / "run", "--requeue")
     run.wait_for_start(attempt=1)
-    urgent = slurm("sbatch", "--parsable", "-purgent", "-wnode3", "--exclusive", "--wrap=true")
+    options = ("--partition=urgent", "--nodelist=node3", "--exclusive", "--output=/dev/null")
+    urgent = slurm("sbatch", "--parsable", *options, "--wrap=true")
     first = run.wait_for_end(attempt=1)
     assert (first["stopped_by"], first["continued_by"]) == ("preemption", "requeue"), run.said()
     slurm("scancel", urgent.strip(), check=False)

@@ -77,6 +77,7 @@ def test_a_run_waits_is_cancelled_continues_is_followed_and_is_cancelled_again(
     assert (run / "latest.json").exists() and (run / "stop").exists()
     (attempt,) = attempts_of(run)
     assert (attempt["outcome"], status(run)["state"]) == ("stopped", "stopped")
+    assert attempt["stopped_by"] == "a stop request"
     assert len(losses_of(run)) == status(run)["step"]
 
 

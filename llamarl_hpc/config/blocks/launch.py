@@ -86,7 +86,8 @@ class LaunchConfig(Block):
         "auto",
         description="How a batch script goes on after the time limit, preemption or a failure. "
         "`requeue`: the job goes back into the queue. `resubmit`: a new job that waits for its "
-        "end. `auto`: the former, or the latter where Slurm refuses it.",
+        "end. `auto`: the former, or the latter where Slurm refuses it. Where the profile of "
+        "`site` says that jobs are not requeued, the default is `resubmit`.",
     )
     max_attempts_without_progress: PositiveInt = Field(
         3,
