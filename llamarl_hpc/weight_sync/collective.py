@@ -42,6 +42,7 @@ from llamarl_hpc.weight_sync.group import (
     drop_groups,
     finish_work,
     make_group,
+    reason,
     serve_store,
     use_device,
 )
@@ -213,7 +214,7 @@ class CollectivePublisher:
         try:
             transfer.verdict = self._carry_out(transfer, staging, groups)
         except Exception as error:  # the store is gone: nobody is left to tell
-            transfer.verdict = f"{error}"
+            transfer.verdict = reason(error)
         if transfer.verdict:
             _log.warning(
                 "version %d did not reach every generator: %s", transfer.version, transfer.verdict
@@ -242,7 +243,7 @@ class CollectivePublisher:
             if self._world.is_leader:
                 transfer.sent.set_result(self._summary(go, board, watch))
         except (WeightSyncError, RuntimeError) as error:
-            problem = str(error)
+            problem = reason(error)
             board.put(f"failed/{number}", problem)
         board.put(f"end/{number}/trainer rank {self._world.rank}", problem)
         if self._world.is_leader:
@@ -273,9 +274,9 @@ class CollectivePublisher:
                         requests[receiver] = arrival
                 time.sleep(POLL_S)
         except WeightSyncError as error:
-            reason = f"{', '.join(missing)} did not come to fetch it ({error})"
-            board.put(f"failed/{transfer.number}", reason)
-            raise WeightSyncError(reason) from error
+            problem = f"{', '.join(missing)} did not come to fetch it ({error})"
+            board.put(f"failed/{transfer.number}", problem)
+            raise WeightSyncError(problem) from error
         finally:  # those who came must hear of it either way
             processes = [requests[r].process for r in transfer.receivers if r in requests]
             if processes != self._agreed[1]:

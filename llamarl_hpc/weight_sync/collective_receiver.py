@@ -34,6 +34,7 @@ from llamarl_hpc.weight_sync.group import (
     drop_groups,
     finish_work,
     make_group,
+    reason,
     use_device,
 )
 from llamarl_hpc.weight_sync.loads import Broadcast, Load, broadcasts
@@ -101,7 +102,7 @@ class CollectiveReceiver:
             board = Board(connect_store(store_address, self._config.timeout_s))
         except RuntimeError as error:
             raise WeightSyncError(
-                f"{self._me} cannot reach the trainer's store at {store_address}: {error}"
+                f"{self._me} cannot reach the trainer's store at {store_address}: {reason(error)}"
             ) from error
         watch = Watch(
             board,
@@ -273,13 +274,13 @@ class CollectiveReceiver:
         self._memory, self._scratch = None, []  # what hangs may still write into the old ones
         verdict: str | None = None
         with contextlib.suppress(WeightSyncError, RuntimeError):
-            board.put(f"failed/{go.number}", str(error))
-            board.put(f"end/{go.number}/{self._me}", str(error))
+            board.put(f"failed/{go.number}", reason(error))
+            board.put(f"end/{go.number}/{self._me}", reason(error))
             deadline = time.monotonic() + VERDICT_S + 3.0
             while verdict is None and time.monotonic() < deadline:
                 verdict = board.get(f"verdict/{go.number}")
                 time.sleep(POLL_S)
         return WeightSyncError(
             f"version {version} did not reach {self._me} whole: "
-            f"{verdict or f'the trainer fell silent ({error})'}"
+            f"{verdict or f'the trainer fell silent ({reason(error)})'}"
         )

@@ -8,6 +8,7 @@ receives what another one sends, and several send at the same time.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -147,6 +148,12 @@ def finish_work(work: Work, check: Callable[[], None]) -> None:
         check()
         time.sleep(_POLL_S)
     work.wait()
+
+
+def reason(error: Exception) -> str:
+    """What happened, without what gloo and c10d wrap around it: source lines, advice, stacks."""
+    text = re.sub(r"^\[[^\]]*\.\w+:\d+\] ", "", str(error).partition("\n")[0])
+    return text.partition(" This is typically caused")[0].rstrip(". ")
 
 
 def drop_groups(groups: dict[int, Backend]) -> None:

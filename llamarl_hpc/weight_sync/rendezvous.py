@@ -28,6 +28,7 @@ import msgspec
 from torch._C._distributed_c10d import TCPStore
 
 from llamarl_hpc.errors import WeightSyncError
+from llamarl_hpc.weight_sync.group import reason
 from llamarl_hpc.weight_sync.loads import Load, roots
 from llamarl_hpc.weight_sync.plan import Arena, Bucket
 from llamarl_hpc.weight_sync.verification import Verify
@@ -82,7 +83,9 @@ class Board:
         try:
             return self._store.get(key).decode()[1:] if self._store.check([key]) else None
         except RuntimeError as error:
-            raise WeightSyncError(f"the trainer's store does not answer: {error}") from error
+            raise WeightSyncError(
+                f"the trainer's store does not answer: {reason(error)}"
+            ) from error
 
     def wait(self, key: str, check: Callable[[], None]) -> str:
         """The value as soon as it is there. `check` is called meanwhile and may raise."""

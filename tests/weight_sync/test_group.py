@@ -1,4 +1,4 @@
-"""How many broadcasts are under way: bounded in number and in bytes, never none."""
+"""Broadcasts under way are bounded in number and in bytes, never none; what goes wrong is said."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from llamarl_hpc.weight_sync.group import WINDOW, WINDOW_SMALL, Window
+from llamarl_hpc.weight_sync.group import WINDOW, WINDOW_SMALL, Window, reason
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -23,3 +23,12 @@ def test_a_window_bounds_number_and_bytes_and_always_lets_one_through(seed: int)
         assert len(under_way) <= WINDOW_SMALL and sum(under_way) <= WINDOW * max(sizes)
         seen = max(seen, len(under_way))
     assert seen > WINDOW
+
+
+def test_of_an_error_of_gloo_what_happened_is_kept() -> None:
+    text = (
+        "[/build/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.1]:519: Connection reset by "
+        "peer. This is typically caused by a remote worker hanging. Check its logs"
+    )
+    assert reason(RuntimeError(text)) == "Read error [10.0.0.1]:519: Connection reset by peer"
+    assert reason(RuntimeError("no such host\nException raised from x.cpp")) == "no such host"
