@@ -16,6 +16,7 @@ needs accounting to notice an end. What is inherited: pickles, names of files, r
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import time
 import uuid
@@ -31,6 +32,7 @@ from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch import queue
 from llamarl_hpc.launch.job_book import JobBook
 from llamarl_hpc.launch.script import BatchScript, Component, Options, log_file, render
+from llamarl_hpc.launch.sent_function import warn_of_a_start_from_zero, write_function
 from llamarl_hpc.slurm_text.option_names import check_option
 from llamarl_hpc.slurm_text.sbatch_answer import Submitted, parse_submission
 from llamarl_hpc.slurm_text.time_limit import format_time, parse_time
@@ -327,7 +329,16 @@ class HetSlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
         root.mkdir(parents=True, exist_ok=True)
         pickle = root / f"{uuid.uuid4().hex}.pkl"
         delayed.set_timeout(self._timeout_min(), self.max_num_timeout)
-        delayed.dump(pickle)
+        if self.requeue:
+            warn_of_a_start_from_zero(delayed.function)
+        write_function(
+            delayed.function,
+            delayed.args,
+            delayed.kwargs,
+            write=lambda: delayed.dump(pickle),
+            can_be_sent=_can_be_sent,
+            path=pickle,
+        )
         command = " ".join(
             ["env", "SUBMITIT_EXECUTOR=slurm", self._submitit_command_str]  # whose batch step it is
         )
@@ -352,6 +363,14 @@ class HetSlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
         times = [c.options.get("time", self.parameters.get("time")) for c in self.components]
         limits = [parse_time(str(text)) for text in times if text is not None]
         return max((limit // 60 for limit in limits if limit), default=_NO_LIMIT_MIN)
+
+
+def _can_be_sent(value: Any) -> bool:
+    try:
+        utils.cloudpickle_dump(value, Path(os.devnull))
+    except Exception:  # whatever an object's own pickling raises
+        return False
+    return True
 
 
 def _checked(options: Options) -> dict[str, str | int | None]:

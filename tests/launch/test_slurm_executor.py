@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,32 @@ def test_what_sbatch_refuses_is_an_error_of_both_worlds(
         executor.submit(max, 1, 2)
     assert isinstance(caught.value, ConfigError)
     assert isinstance(caught.value, utils.FailedSubmissionError)
+
+
+def test_what_cannot_be_sent_is_named_before_anything_is_submitted(
+    slurm: FakeSlurm, executor: HetSlurmExecutor, tmp_path: Path
+) -> None:
+    with (tmp_path / "notes").open("w") as notes:
+
+        def write(number: int, lock: Any) -> None:
+            notes.write(f"{number} {lock}")
+
+        with pytest.raises(ConfigError, match=r"write cannot be sent .* because of lock, notes \("):
+            executor.submit(write, 1, lock=threading.Lock())
+    assert slurm.calls("sbatch") == [] and list((tmp_path / "logs").glob("*.pkl")) == []
+
+
+def test_a_large_pickle_and_a_start_from_zero_are_told_of(
+    slurm: FakeSlurm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = HetSlurmExecutor(tmp_path / "logs", PARTS, requeue=True)
+    executor.submit(len, bytes(100 << 20))
+    from_zero, large = (record.getMessage() for record in caplog.records)
+    assert from_zero.startswith("len has no method 'checkpoint', so after a requeue it begins")
+    assert large.startswith("len and what it holds take 100 MiB, which every start reads from")
+    caplog.clear()
+    HetSlurmExecutor(tmp_path / "logs", PARTS).submit(len, b"")
+    assert caplog.records == []
 
 
 def test_arrays_and_unknown_options_are_refused(executor: HetSlurmExecutor) -> None:
