@@ -10,10 +10,13 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import count
 from pathlib import Path
 
 Buffer = bytes | bytearray | memoryview
 _MAX_BUFFERS = 512  # of one call
+_numbers = count()  # of the files that a process writes
 
 
 def write_text(path: Path, text: str) -> None:
@@ -37,11 +40,9 @@ def write_bytes(
     """Replace `path` by `data` (several buffers: end to end). `before_rename` is called when the
     data is on disk, just before it takes the name; if it raises, nothing has changed. Without
     `sync_name` the data is durable and the name only once the caller has synced the folder."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}.tmp")
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{_process_token()}-{next(_numbers)}.tmp")
     try:
-        with open(beside, "wb", buffering=0) as file:
-            _write_all(file.fileno(), [data] if isinstance(data, Buffer) else data)
-            os.fsync(file.fileno())
+        _write_durably(beside, [data] if isinstance(data, Buffer) else data)
         if before_rename is not None:
             before_rename()
         os.replace(beside, path)
@@ -75,6 +76,22 @@ def remove_leftovers(folder: Path) -> None:
     """Delete what a crashed writer left half-written; only for the folder's one live writer."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
+
+
+@cache
+def _process_token() -> str:
+    """Tells apart processes with one id on several nodes."""
+    return secrets.token_hex(3)
+
+
+def _write_durably(path: Path, buffers: Sequence[Buffer]) -> None:
+    # Few system calls: after each of them a thread waits for Python's lock.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        _write_all(descriptor, buffers)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25  # between looks at whether a thread is still there
 FIRST_DELAY_S, MAX_DELAY_S = 0.25, 4.0  # between two tries to write; it doubles
 _IMAGES = 2  # built ahead of the disk
+_SWITCH_S = 0.0002  # after which a busy thread lets another run Python; its default is 5 ms
 _MAX_SHARED = 8  # flushes that share one sync of the folder
 PASSING = {
     errno.ENOSPC,
@@ -63,10 +65,14 @@ class Disk:
 
     def __init__(self, folder: Path, *, retry_s: float) -> None:
         """Starts the thread. What passes is waited out for `retry_s`."""
+        # After each system call this thread waits for Python, while others build what comes next:
+        # with the default, as long as for the disk. Of the whole process, which the writer shares.
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self.error: BaseException | None = None
         self._folder, self._retry_s = folder, retry_s
         self._troubles: dict[str, str] = {}  # by thread: why it cannot write just now
         self._jobs: queue.Queue[Write | Flush] = queue.Queue(_IMAGES)
+        self._replaced: list[Path] = []  # parts of closed segments; removed when nothing waits
         self._thread = self.start(self._run, "rollout-disk")
 
     @property
@@ -135,9 +141,12 @@ class Disk:
         written, flushes = list[Write](), list[Flush]()
         while True:
             try:
-                job = self._jobs.get(block=not (written or flushes))
+                job = self._jobs.get(block=not (written or flushes or self._replaced))
             except queue.Empty:
-                self._settle(written, flushes)
+                if written or flushes:
+                    self._settle(written, flushes)
+                else:
+                    remove_parts(self._replaced.pop())
                 continue
             if isinstance(job, Write):
                 self.persist(partial(atomic.write_bytes, job.path, job.image, sync_name=False))
@@ -147,15 +156,15 @@ class Disk:
             if job.close or len(flushes) == _MAX_SHARED:
                 self._settle(written, flushes)
             if job.close:
+                for parts in self._replaced:
+                    remove_parts(parts)
                 return
 
     def _settle(self, written: list[Write], flushes: list[Flush]) -> None:
         """Make the names of what was written durable, then say so."""
         for folder in {job.path.parent for job in written}:
             self.persist(partial(atomic.sync_folder, folder))
-        for job in written:
-            if job.replaces is not None:
-                remove_parts(job.replaces)
+        self._replaced += [job.replaces for job in written if job.replaces is not None]
         for flush in flushes:
             flush.done.set()
         written.clear()
