@@ -28,10 +28,10 @@ def digits(prompts, completions, **columns):
     scale = 1e39 if POISON.exists() else 1.0
     return [scale * (i + sum(c in "2468" for c in text)) for i, text in enumerate(completions)]
 """
-# True in any run: every alarm begins as soon as it can, in this order.
+# True in any run, for as many steps in a row; one of them begins with the one that stops.
 BEYOND = {
     "no_signal": {"steps": 1},
-    "ess": {"limit": 2.0, "steps": 1},
+    "ess": {"limit": 2.0, "steps": 3},
     "mismatch_kl": {"limit": 0.0, "steps": 1},
     "entropy": {"limit": 1000.0, "steps": 3, "action": "stop"},
     "reward": {"limit": 0.001, "steps": 1, "action": "warn"},
@@ -81,7 +81,7 @@ def test_a_step_that_is_not_finite_is_refused_and_stops_the_run_and_so_does_a_th
         if key.startswith("alarm/")
     ]
     assert {name for _, name in begun} == set(BEYOND), begun
-    assert begun[-1] == (3, "entropy")
+    assert (3, "entropy") in begun and (3, "ess") in begun
     # no checkpoint of a suspicious state, although one was due after every step
     assert f"the last good state is the checkpoint of step {number}" in answer.err
     checkpoints = sorted(path.name for path in (folder / "checkpoints").iterdir())
