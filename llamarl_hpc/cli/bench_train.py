@@ -116,6 +116,7 @@ def figures(task: Task, rounds: Rounds, imports: dict[Side, int]) -> dict[str, A
         "vs_trl": faster("ours"),
         "vs_trl_skipping": faster("ours_skipping"),
         "vs_trl_cpu": cheaper("ours"),
+        "vs_trl_skipping_cpu": cheaper("ours_skipping"),
         "memory_share": share("ours"),
         "memory_share_skipping": share("ours_skipping"),
     }

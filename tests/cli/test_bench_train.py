@@ -72,6 +72,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert found["vs_trl"] == pytest.approx(2.0)
     assert found["vs_trl_skipping"] == pytest.approx(4.0)
     assert found["vs_trl_cpu"] == pytest.approx(2.0)
+    assert found["vs_trl_skipping_cpu"] == pytest.approx(4.0)
     assert found["memory_share"] == pytest.approx(0.2)
     assert found["memory_share_skipping"] == pytest.approx(0.15)
     assert found["ours_s"] == pytest.approx(6.0)
