@@ -84,7 +84,7 @@ def train(
     zero: Annotated[int, typer.Option(min=0, max=3, help="ZeRO stage of our trainer.")] = 0,
     micro_batch_tokens: Annotated[
         int, typer.Option(min=1, help="trainer.micro_batch_tokens of our trainer.")
-    ] = 1024,
+    ] = 640,
     trl_rows: Annotated[
         int, typer.Option(min=0, help="Completions in one pass of TRL; 0: all of the step.")
     ] = 0,
