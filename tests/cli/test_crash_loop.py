@@ -15,6 +15,7 @@ JOB = """JobId=700 JobName=a
 """
 
 
+@pytest.mark.timeout(900)  # for a hang
 def test_a_crash_loop_is_requeued_until_its_budget_is_spent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -32,7 +33,7 @@ def test_a_crash_loop_is_requeued_until_its_budget_is_spent(
         slurm.answer("scontrol", (0, JOB.format(restarts=restarts), ""))
         environ = {"SLURM_JOB_ID": "700", "SLURM_JOB_NODELIST": "n1"}
         environ |= {"SLURM_JOB_CPUS_PER_NODE": "8", "SLURM_RESTART_COUNT": str(restarts)}
-        answer = cli(*arguments, "--plain", "--requeue", **environ)
+        answer = cli(*arguments, "--plain", "--requeue", timeout_s=400.0, **environ)
         assert "Traceback" not in answer.err, answer.err
         requeues = [c for c in slurm.calls("scontrol") if c["argv"] == ["requeue", "700"]]
         return answer.code, f"{len(requeues)} requeues: {answer.err}"
