@@ -129,9 +129,9 @@ class SnapshotWriter:
                 self._await_ranks(folder)
                 atomic.write_json(folder / _DESCRIPTION, snapshot.description)
         except (OSError, RuntimeError) as error:  # torch has no error of its own for a full disk
-            text = _describe(error, folder, snapshot.num_bytes)
             for path in (shard_path(folder, rank), rng_file(folder, rank)):
                 path.unlink(missing_ok=True)  # the last words need some space, too
+            text = _describe(error, folder, snapshot.num_bytes)  # with the space that was there
             if not self._world.is_leader:
                 atomic.write_text(_note(folder, rank), text)
             raise StoreError(text) from error
