@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -201,6 +202,8 @@ def broken() -> None:
 
 
 def sleep() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit's handler sits KillWait out
+    print("asleep", flush=True)
     time.sleep(100)
 
 
@@ -235,7 +238,7 @@ def test_a_function_runs_as_the_batch_script_and_its_result_comes_back(
 def test_an_exception_and_a_cancelled_job_are_told_apart(executor: HetSlurmExecutor) -> None:
     failing, sleeping = executor.submit(broken), executor.submit(sleep)
     assert "broken on purpose" in str(failing.exception())
-    while sleeping.state != "RUNNING":
+    while "asleep" not in (sleeping.stdout() or ""):
         time.sleep(0.2)
     sleeping.cancel()
     error = sleeping.exception()
