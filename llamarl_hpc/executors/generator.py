@@ -99,7 +99,8 @@ class GeneratorExecutor:
         arrived = message is not None
         while message is not None:
             self._handle(message)
-            message = self.context.receive(0.0)
+            # after Stop nothing is waited for; of a silent controller it is said again for ever
+            message = None if self.stopped else self.context.receive(0.0)
         return arrived
 
     def _handle(self, message: ToExecutor) -> None:
