@@ -149,3 +149,17 @@ class ParameterSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def numel(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
+
+
+class TensorPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of a tensor one rank of a tensor-parallel replica keeps."""
+
+    name: str
+    shape: tuple[int, ...]  # of the whole tensor
+    dim: int = 0  # that is cut
+    start: int  # rows (dim 0) or columns (dim 1) [start, end)
+    end: int
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        return (*self.shape[: self.dim], self.end - self.start, *self.shape[self.dim + 1 :])
