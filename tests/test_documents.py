@@ -25,7 +25,7 @@ from llamarl_hpc.rewards.python_function import PythonFunction
 ROOT = Path(__file__).parents[1]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    ROOT / "experiments" / "README.md",
+    *(ROOT / "experiments" / name for name in ("README.md", "benchmarks/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 FILE_ENDINGS = (".py", ".json", ".jsonl", ".yaml", ".md", ".h5", ".log", ".html", ".txt")
