@@ -76,14 +76,17 @@ class StagedWeights(Protocol):
     checksum: str
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) for every ParameterSpec; valid until `release`."""
+        """(name, tensor) for every ParameterSpec, whole or this rank's part; valid until
+        `release`."""
 
     def release(self) -> None:
-        """The engine has copied what it needs; the buffer may be written again."""
+        """The engine has copied what it needs; the buffer may be written again. Every rank of a
+        replica calls it."""
 
 
 class WeightReceiver(Protocol):
-    """Lives on every generator rank."""
+    """Lives on every rank of a replica; all make the same calls in the same order, from their main
+    threads. So a version is there on all ranks at the same `poll`, or refused on all."""
 
     def start(
         self, version: int, epoch: int, members: Sequence[SyncMember], store_address: str

@@ -13,7 +13,7 @@ from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.placement import World, device_of, interface_address, is_one_host
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.types import ParameterSpec
+from llamarl_hpc.types import ParameterSpec, TensorPart
 from llamarl_hpc.weight_sync.base import (
     StagedWeights,
     WeightPublisher,
@@ -56,9 +56,15 @@ def make_receiver(
     world: World,
     device: str,
     specs: Sequence[ParameterSpec] | None = None,
+    parts: Sequence[TensorPart] | None = None,
 ) -> WeightReceiver:
-    """A generator rank's end. `device`: where the engine is; tensors may be handed out on the CPU
-    all the same. `specs`: the tensors it needs, to refuse others early."""
+    """A generator rank's end; a collective call over the ranks of the replica.
+
+    `device`: where the engine is; tensors may be handed out on the CPU all the same. `specs`: the
+    tensors it needs, to refuse others early. `parts`: what this rank keeps of the tensors that the
+    replica has cut up; those that are not named, it keeps whole. It is then given each tensor
+    whole, or exactly its part.
+    """
     return _Receiver(run, config, executor, world, device, specs)
 
 
