@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from llamarl_hpc.types import GenerationRequest, GroupCompletions
+from llamarl_hpc.types import GenerationRequest, GroupCompletions, TensorPart
 
 
 class GenerationEngine(Protocol):
@@ -35,6 +35,9 @@ class GenerationEngine(Protocol):
         Running sequences go on, and their spans then show both versions; whether their KV cache
         is kept or computed anew is the engine's setting.
         """
+
+    def parts(self) -> list[TensorPart]:
+        """Which part of every weight this rank keeps; `load_weights` takes these, or them whole."""
 
     @property
     def num_running(self) -> int:

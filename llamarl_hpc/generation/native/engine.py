@@ -26,8 +26,15 @@ from llamarl_hpc.generation.native.kv_cache import KVCache
 from llamarl_hpc.generation.native.model import NativeModel, PackedBatch, PromptRows
 from llamarl_hpc.generation.native.sampler import sample, uniform_draws
 from llamarl_hpc.generation.native.scheduler import RunningGroup, RunningSequence, Scheduler
+from llamarl_hpc.generation.native.sharding import Share
 from llamarl_hpc.models.load import load_tokenizer, stop_token_ids, torch_dtype, weight_files
-from llamarl_hpc.types import Completion, GenerationRequest, GroupCompletions, Purpose
+from llamarl_hpc.types import (
+    Completion,
+    GenerationRequest,
+    GroupCompletions,
+    Purpose,
+    TensorPart,
+)
 
 _LENGTH_GRAIN = 16  # decoding attends over a multiple of so many tokens; fewer distinct shapes
 _MIN_SHARED = 8  # a shorter common prefix is not worth keeping the reference for
@@ -78,7 +85,12 @@ class NativeEngine:
             device=self._device,
         )
         self._model = NativeModel(
-            arch, config, max_context=max_context, dtype=self._dtype, device=self._device
+            arch,
+            config,
+            share=Share.of(arch, 0, 1),
+            max_context=max_context,
+            dtype=self._dtype,
+            device=self._device,
         )
         self._prefill_tokens, self._recompute_kv_cache = prefill_tokens, recompute_kv_cache
         self._paused = False
@@ -132,6 +144,10 @@ class NativeEngine:
         self.policy_version = version
         if self._recompute_kv_cache:
             self._recompute()
+
+    def parts(self) -> list[TensorPart]:
+        """What this rank keeps of every weight; `load_weights` takes each whole, or so much."""
+        return list(self._model.parts.values())
 
     def abort_all(self) -> list[tuple[Purpose, int]]:
         """Forget all running and waiting groups; returns their (purpose, group id)."""

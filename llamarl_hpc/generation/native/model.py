@@ -4,6 +4,9 @@ Rows of the batch: first one row per running sequence (its newest token), then t
 prompts, one prompt after the other. Linear layers see all rows at once; attention is one call for
 all decoding rows and one per prompt. Logits are computed only where a token is sampled.
 
+A rank of a replica of several computes its share of the heads, of the MLP and of the vocabulary
+(`sharding.py`); the outputs of attention and MLP are then sums over the ranks.
+
 N rows, B running sequences, Q query heads, H kv heads, D head size, T tokens of the cache.
 """
 
@@ -21,6 +24,7 @@ from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.generation.native.architecture import Architecture
 from llamarl_hpc.generation.native.kv_cache import KVCache
 from llamarl_hpc.generation.native.linear import Destination, Linear, make_linear
+from llamarl_hpc.generation.native.sharding import Share, part_of, parts_of
 
 _BLOCK = 32  # queries that torch's CPU attention takes at a time
 
@@ -70,11 +74,13 @@ class NativeModel:
         architecture: Architecture,
         config: Any,
         *,
+        share: Share,
         max_context: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._arch = architecture
+        """`architecture`: of the whole model; `share`: what this rank keeps of it."""
+        self._share, self._arch = share, share.apply(architecture)
         self._dtype, self._device = dtype, device
         self._destinations: dict[str, Destination] = {}
         self._layers = [self._make_layer(i) for i in range(architecture.num_layers)]
@@ -82,18 +88,27 @@ class NativeModel:
         self._norm = self._vector("model.norm.weight", size)
         self._embedding = torch.empty(architecture.vocab_size, size, dtype=dtype, device=device)
         self._head = make_linear(
-            {"lm_head": architecture.vocab_size},
+            {"lm_head": self._arch.vocab_size},
             size,
             dtype=dtype,
             device=device,
-            shared=self._embedding if architecture.tied else None,
+            shared=self._output_rows if architecture.tied else None,
         )
         self._destinations |= self._head.destinations()
         shape = tuple(self._embedding.shape)
         self._destinations["model.embed_tokens.weight"] = (shape, self._load_embedding)
         if architecture.tied:
             del self._destinations["lm_head.weight"]
+        self.parts = {part.name: part for part in parts_of(architecture, share)}
+        kept = {name: shape for name, (shape, _) in self._destinations.items()}
+        assert kept == {name: part.part_shape for name, part in self.parts.items()}
         self._cos, self._sin = rotary_tables(config, max_context, dtype, device)
+
+    @property
+    def _output_rows(self) -> Tensor:
+        """A tied model's output matrix on this rank: a view of the embedding."""
+        start, end = self._share.vocabulary
+        return self._embedding[start:end]
 
     def _make_layer(self, index: int) -> _Layer:
         arch, name = self._arch, f"model.layers.{index}"
@@ -115,11 +130,18 @@ class NativeModel:
             ),
             q_norm=head_norm("q"),
             k_norm=head_norm("k"),
-            output=self._linear({f"{attention}.o_proj": size}, queries, arch.output_bias),
+            output=self._summand(f"{attention}.o_proj", queries, arch.output_bias),
             mlp_norm=self._vector(f"{name}.post_attention_layernorm.weight", size),
             gate_up=self._linear(gate_up, size, arch.mlp_bias),
-            down=self._linear({f"{mlp}.down_proj": size}, arch.intermediate_size, arch.mlp_bias),
+            down=self._summand(f"{mlp}.down_proj", arch.intermediate_size, arch.mlp_bias),
         )
+
+    def _summand(self, module: str, inputs: int, bias: bool) -> Linear:
+        """A layer whose outputs the ranks add up; the bias is rank 0's to add."""
+        size, is_first = self._arch.hidden_size, self._share.rank == 0
+        if bias and not is_first:
+            self._destinations[f"{module}.bias"] = ((size,), lambda tensor: None)
+        return self._linear({module: size}, inputs, bias and is_first)
 
     def _linear(self, outputs: dict[str, int], inputs: int, bias: bool) -> Linear:
         layer = make_linear(outputs, inputs, bias=bias, dtype=self._dtype, device=self._device)
@@ -135,7 +157,7 @@ class NativeModel:
         self._embedding.copy_(tensor)
         if self._arch.tied:
             ((_, load_head),) = self._head.destinations().values()
-            load_head(self._embedding)
+            load_head(self._output_rows)
 
     # ------------------------------------------------------------------ weights
 
@@ -143,7 +165,8 @@ class NativeModel:
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy in a complete set. Raises WeightSyncError for a wrong name or shape, or a gap.
 
-        The output matrix of a tied model may come or not; it is the embedding either way.
+        Each may come whole, or as the part that this rank keeps (`parts`). The output matrix of a
+        tied model may come or not; it is the embedding either way.
         """
         missing = dict.fromkeys(self._destinations)
         for name, tensor in tensors:
@@ -151,10 +174,8 @@ class NativeModel:
                 continue
             if name not in self._destinations:
                 raise WeightSyncError(f"the generator's model has no weight {name}")
-            shape, load = self._destinations[name]
-            if tuple(tensor.shape) != shape:
-                raise WeightSyncError(f"{name} came as {list(tensor.shape)}, wanted {list(shape)}")
-            load(tensor)
+            _, load = self._destinations[name]
+            load(part_of(tensor, self.parts[name]))
             missing.pop(name, None)
         if missing:
             first = next(iter(missing))
