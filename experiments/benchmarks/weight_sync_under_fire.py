@@ -35,7 +35,7 @@ from llamarl_hpc.weight_sync.base import StagedWeights, WeightReceiver
 from llamarl_hpc.weight_sync.checksum import version_checksum
 from llamarl_hpc.weight_sync.select import make_publisher, make_receiver
 
-MEMBERS = [SyncMember(executor=f"generator.{k}", num_ranks=1) for k in range(2)]
+MEMBERS = [SyncMember(executor=f"generator.{k}") for k in range(2)]
 TRANSPORTS = ["collective", "shared_memory"]
 LIMIT_S = 120.0  # for any one step; a hang, and not a slow machine
 

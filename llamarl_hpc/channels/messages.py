@@ -80,7 +80,7 @@ class SyncMember(msgspec.Struct, frozen=True, kw_only=True):
     """A generator replica in a weight group."""
 
     executor: str  # "generator.0"
-    num_ranks: int
+    ranks: tuple[int, ...] = (0,)  # of the replica that fetch; the others share what these get
 
 
 class PublishWeights(_Message, frozen=True, tag="publish_weights"):

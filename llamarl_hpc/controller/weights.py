@@ -75,8 +75,7 @@ class WeightFlow:
             for old in [v for v in known if v < self.offered]:
                 del known[old]
         self._started = time.monotonic()
-        ranks = self.config.resources.generator.num_ranks
-        group = [SyncMember(executor=name, num_ranks=ranks) for name in members]
+        group = [SyncMember(executor=name, ranks=self._fetching(name)) for name in members]
         address = self.fleet.members["trainer"].detail.get("store_address", "")
         for name in members:
             await self.fleet.send(
@@ -99,6 +98,11 @@ class WeightFlow:
                 "(weight_sync.timeout_s)",
             )
         self.offered = version
+
+    def _fetching(self, replica: str) -> tuple[int, ...]:
+        """Ranks that fetch, as the replica has said."""
+        ranks = self.fleet.members[replica].detail.get("fetching_ranks", "0")
+        return tuple(int(rank) for rank in ranks.split(","))
 
     def late(self, limit_s: float) -> list[str]:
         """Replicas that were asked more than `limit_s` seconds ago and have not switched."""

@@ -66,7 +66,10 @@ class GeneratorExecutor:
 
     def run(self) -> None:
         lower_priority(self.context.config.generator.nice)  # not before: start-up is waited for
-        self.context.say_hello(policy_version=self.engine.policy_version)
+        self.context.say_hello(
+            policy_version=self.engine.policy_version,
+            detail={"fetching_ranks": ",".join(map(str, self.receiver.ranks))},
+        )
         try:
             while not self.stopped:
                 self._take_messages()

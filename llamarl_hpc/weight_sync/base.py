@@ -88,6 +88,8 @@ class WeightReceiver(Protocol):
     """Lives on every rank of a replica; all make the same calls in the same order, from their main
     threads. So a version is there on all ranks at the same `poll`, or refused on all."""
 
+    ranks: tuple[int, ...]  # of the replica that fetch from the trainer, for `SyncMember`
+
     def start(
         self, version: int, epoch: int, members: Sequence[SyncMember], store_address: str
     ) -> None:

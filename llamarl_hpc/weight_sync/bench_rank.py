@@ -214,7 +214,7 @@ class Bench:
 
     def _begin(self, way: str, replicas: int) -> float:
         """Publish, or ask for, the version; the trainer's stall."""
-        members = [SyncMember(executor=f"generator.{k}", num_ranks=1) for k in range(replicas)]
+        members = [SyncMember(executor=f"generator.{k}") for k in range(replicas)]
         if self.source is not None:
             return self.publishers[way].publish(self.version, replicas, members).seconds
         if self._takes_part(replicas):

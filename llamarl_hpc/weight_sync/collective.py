@@ -78,7 +78,7 @@ class _Transfer:
     ) -> None:
         self.number, self.version, self.epoch = number, version, epoch
         self.sent: Future[Sent] = Future()
-        self.receivers = [f"{m.executor} rank {r}" for m in members for r in range(m.num_ranks)]
+        self.receivers = [f"{m.executor} rank {r}" for m in members for r in m.ranks]
         self.cancelled = threading.Event()
         self.finished = threading.Event()
         self.verdict = ""  # what went wrong; "" while under way and when all went well

@@ -71,6 +71,7 @@ class CollectiveReceiver:
     ) -> None:
         self._config, self._address, self._specs = config, address, specs
         self._device = current_device(device)
+        self.ranks: tuple[int, ...] = (rank,)
         self._me = f"{executor} rank {rank}"
         self._process = secrets.token_hex(8)
         self._layout: Layout | None = None

@@ -82,6 +82,7 @@ class _Receiver:
     ) -> None:
         self._run, self._config, self._device, self._specs = run, config, device, specs
         self._executor, self._rank = executor, world.rank
+        self.ranks: tuple[int, ...] = tuple(range(world.size))
         self._receiver: WeightReceiver | None = None
 
     def start(

@@ -48,6 +48,7 @@ class SharedMemoryReceiver:
     ) -> None:
         self._run, self._config, self._specs = run, config, specs
         self._executor, self._rank = executor, rank
+        self.ranks: tuple[int, ...] = (rank,)
         self._attached: tuple[Segment, Manifest] | None = None
         self._slots: list[torch.Tensor] = []
         self._fetcher = Fetcher()

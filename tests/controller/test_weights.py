@@ -27,7 +27,8 @@ class FakeFleet:
     """A trainer that publishes at once; replicas answer when the test says so."""
 
     def __init__(self) -> None:
-        self.members = {"trainer": Member("trainer")}
+        names = ("trainer", "generator.0", "generator.1")
+        self.members = {name: Member(name) for name in names}
         self.flow: WeightFlow
         self.sent: list[tuple[str, object]] = []
         self.failed: list[tuple[str, str]] = []
@@ -139,3 +140,13 @@ def test_a_checksum_that_comes_late_is_still_compared(flow: WeightFlow) -> None:
     publish(flow, 2)
     with pytest.raises(WeightSyncError, match="holds version 1"):
         flow.on_summed(WeightsSummed(version=1, epoch=1, checksum="b"))
+
+
+def test_a_replica_says_which_of_its_ranks_are_waited_for(flow: WeightFlow) -> None:
+    fleet_of(flow).members["generator.1"].detail = {"fetching_ranks": "0,4"}
+    publish(flow, 1)
+    wanted = [("generator.0", (0,)), ("generator.1", (0, 4))]
+    offers = [m for _, m in fleet_of(flow).sent if isinstance(m, ReceiveWeights | PublishWeights)]
+    assert len(offers) == 3
+    for offer in offers:
+        assert [(member.executor, member.ranks) for member in offer.members] == wanted

@@ -49,7 +49,7 @@ def main(run_path: str) -> None:
     world = World(rank=comm.rank, size=comm.size, comm=comm)
     block = WeightSyncConfig(transport="collective", timeout_s=60, bucket_mb=4)
     config, run = Config(weight_sync=block), RunDir(Path(run_path))
-    members = [SyncMember(executor="generator.0", num_ranks=1)]
+    members = [SyncMember(executor="generator.0")]
     if is_trainer:
         source = MadeUpWeights(SPECS, comm.rank, 2, sharded=True)
         forbid_more_than(SHARD + SLACK)

@@ -25,7 +25,7 @@ def main(run_path: str, transport: str, num_trainers: int, sharded: bool) -> Non
     config = Config(weight_sync=WeightSyncConfig(transport=transport, timeout_s=60, bucket_mb=1))
     run = RunDir(Path(run_path))
     members = [
-        SyncMember(executor=f"generator.{number}", num_ranks=1)
+        SyncMember(executor=f"generator.{number}")
         for number in range(everybody.size - num_trainers)
     ]
     if is_trainer:

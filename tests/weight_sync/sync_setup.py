@@ -125,7 +125,7 @@ CONFIG = WeightSyncConfig(timeout_s=15.0, bucket_mb=1)
 
 
 def members(*numbers: int) -> list[SyncMember]:
-    return [SyncMember(executor=f"generator.{number}", num_ranks=1) for number in numbers]
+    return [SyncMember(executor=f"generator.{number}") for number in numbers]
 
 
 class Trainer:

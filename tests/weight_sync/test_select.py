@@ -69,7 +69,7 @@ def test_gpus_on_both_sides_take_nccl_and_on_one_side_gloo() -> None:
 
 @pytest.mark.parametrize("transport", ["shared_memory", "collective"])
 def test_receivers_follow_the_trainers_address(run: RunDir, transport: str) -> None:
-    members = [SyncMember(executor="generator.0", num_ranks=1)]
+    members = [SyncMember(executor="generator.0")]
     source = ToySource(0, 1, sharded=False)
     publisher = make_publisher(run, config(transport), World(), source, "cpu")
     assert bool(publisher.store_address) == (transport == "collective")

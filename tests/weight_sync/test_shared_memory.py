@@ -38,8 +38,8 @@ pytestmark = pytest.mark.skipif(not segment.SHM.is_dir(), reason="needs /dev/shm
 CONFIG = WeightSyncConfig(timeout_s=10.0, bucket_mb=1)
 SHORT = WeightSyncConfig(timeout_s=0.5, bucket_mb=1)
 MEMBERS = [
-    SyncMember(executor="generator.0", num_ranks=1),
-    SyncMember(executor="generator.1", num_ranks=1),
+    SyncMember(executor="generator.0"),
+    SyncMember(executor="generator.1"),
 ]
 HERE = Path(__file__).parent
 
@@ -205,7 +205,7 @@ def test_a_member_that_has_yet_to_read_is_waited_for_while_it_lives(run: RunDir)
     trainer.publish(3)
     with pytest.raises(WeightSyncError, match=r"version 2 .* by generator\.0 rank 0"):
         trainer.publish(4)
-    others = [SyncMember(executor="generator.1", num_ranks=1)]
+    others = [SyncMember(executor="generator.1")]
     trainer.publish(4, others)  # generator.0 is no member any more
     reader.close()
     trainer.publish(5)
