@@ -80,13 +80,17 @@ class StagedWeights(Protocol):
         `release`."""
 
     def release(self) -> None:
-        """The engine has copied what it needs; the buffer may be written again. Every rank of a
-        replica calls it."""
+        """The engine has copied what it needs; the buffer may be written again once every rank
+        has said so."""
 
 
 class WeightReceiver(Protocol):
-    """Lives on every rank of a replica; all make the same calls in the same order, from their main
-    threads. So a version is there on all ranks at the same `poll`, or refused on all."""
+    """Lives on every rank of a replica, and is called from its main thread.
+
+    Making one, `start` and `close` are collective calls over the ranks. `poll` and `release` are
+    not: each rank learns for itself what became of a version. Who runs the ranks lets none switch
+    before all have it, and releases it unused where one could not take it.
+    """
 
     ranks: tuple[int, ...]  # of the replica that fetch from the trainer, for `SyncMember`
 
