@@ -16,7 +16,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # status and logs of a login node do without pydantic
 
 MARKER = "LLAMARL_EXECUTOR"  # set by launch/steps.py for every rank it starts
 ONE_HOST = "LLAMARL_ONE_HOST"  # "0" or "1", set by launch/srun.py: it alone knows the nodes
+
+_COMMAND, _REPLY = 1, 2  # tags of MPI messages: from the leader, to the leader
 
 _LEAVE_S = 60.0  # a rank whose work is done and that has not ended by then hangs
 
@@ -88,6 +90,7 @@ class World:
     local_size: int = 1
     host: str = field(default_factory=socket.gethostname)
     comm: Any = None
+    node: Any = None  # communicator of the ranks on this node, where MPI was asked for it
 
     @property
     def is_leader(self) -> bool:
@@ -109,22 +112,38 @@ class World:
         if self.comm is not None:
             self.comm.Barrier()
 
-    def share(self, command: Any = None) -> Any:
-        """The leader's `command` on every rank; the others sleep while they wait for it.
+    def share(self, command: Any = None, *, meanwhile: Callable[[], None] | None = None) -> Any:
+        """The leader's `command` on every rank; the others sleep while they wait for it, and call
+        `meanwhile` now and then.
 
         MPI's own broadcast spins on a core, which the trainer's neighbours on a laptop need.
         """
         if self.comm is None or self.size == 1:
             return command
         if self.is_leader:
-            for request in [self.comm.isend(command, dest=r) for r in range(1, self.size)]:
+            for request in [
+                self.comm.isend(command, dest=r, tag=_COMMAND) for r in range(1, self.size)
+            ]:
                 request.wait()
             return command
-        pause_s = 0.0005
-        while not self.comm.Iprobe(source=0):
+        pause_s = 0.0001  # a generator's ranks wait for the next token, a trainer's for minutes
+        while not self.comm.Iprobe(source=0, tag=_COMMAND):
+            if meanwhile is not None:
+                meanwhile()
             time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 0.01)
-        return self.comm.recv(source=0)
+            pause_s = min(pause_s * 1.2, 0.01)
+        return self.comm.recv(source=0, tag=_COMMAND)
+
+    def reply(self, value: Any) -> None:
+        """To the leader, which looks for `replies` when it likes. For ranks other than 0."""
+        self.comm.send(value, dest=0, tag=_REPLY)
+
+    def replies(self) -> list[Any]:
+        """What the leader was sent since it last looked."""
+        found: list[Any] = []
+        while self.size > 1 and self.comm.Iprobe(tag=_REPLY):
+            found.append(self.comm.recv(tag=_REPLY))
+        return found
 
     def abort(self, code: int) -> None:
         """End every rank of this world at once, without waiting for anybody."""
@@ -172,13 +191,14 @@ def detect() -> World:
             "(pmix for Open MPI, pmi2 for MPICH; 'srun --mpi=list' shows what there is)",
         )
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-    _unname_shared_memory()
+    unname_shared_memory()
     return World(
         rank=comm.rank,
         size=comm.size,
         local_rank=node.rank,
         local_size=node.size,
         comm=comm,
+        node=node,
     )
 
 
@@ -198,9 +218,9 @@ def step_rank(environ: Mapping[str, str]) -> int:
     return next((int(environ[name]) for name in names if name in environ), 0)
 
 
-def _unname_shared_memory() -> None:
-    """MPICH's file in /dev/shm stays behind when a rank is killed. By now every rank of the node
-    has it mapped, and it is not opened again; without its name it goes with the last of them."""
+def unname_shared_memory() -> None:
+    """MPICH's files in /dev/shm stay behind when a rank is killed. To be called once every rank of
+    the node has mapped them; without their names they go with the last of these ranks."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             path = line.split()[-1]

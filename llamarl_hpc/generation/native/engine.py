@@ -13,7 +13,7 @@ kernels compute each row by itself (checked bit for bit on AVX-512; elsewhere to
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.generation.native.architecture import architecture_of, load_config
-from llamarl_hpc.generation.native.kv_cache import KVCache
-from llamarl_hpc.generation.native.model import NativeModel, PackedBatch, PromptRows
+from llamarl_hpc.generation.native.model import PackedBatch, PromptRows
+from llamarl_hpc.generation.native.runner import ModelRunner
 from llamarl_hpc.generation.native.sampler import sample, uniform_draws
 from llamarl_hpc.generation.native.scheduler import RunningGroup, RunningSequence, Scheduler
-from llamarl_hpc.generation.native.sharding import Share
-from llamarl_hpc.models.load import load_tokenizer, stop_token_ids, torch_dtype, weight_files
+from llamarl_hpc.models.load import load_tokenizer, stop_token_ids
+from llamarl_hpc.placement import World
 from llamarl_hpc.types import (
     Completion,
     GenerationRequest,
@@ -58,16 +57,23 @@ class NativeEngine:
         max_context: int,
         device: str = "cpu",
         recompute_kv_cache: bool = False,
+        world: World | None = None,
     ) -> None:
         """Load the model in `folder` (policy version 0). Raises ConfigError if it cannot run.
 
         `recompute_kv_cache`: whether new weights mean new keys and values for what is running.
+        `world`: this is rank 0 of it, and its other ranks follow (`runner.ModelRunner.follow`).
         """
+        self._runner = ModelRunner(
+            folder,
+            dtype=dtype,
+            slots=max_concurrency,
+            max_context=max_context,
+            device=device,
+            world=world or World(),
+        )
+        self.policy_version = 0
         self._device = torch.device(device)
-        config = load_config(folder)
-        arch = architecture_of(config, max_context=max_context)
-        self._dtype = torch_dtype(dtype)
-        self._vocab_size = arch.vocab_size
         self._tokenizer = load_tokenizer(folder)
         self._stop_ids = stop_token_ids(folder, self._tokenizer)
         self._scheduler = Scheduler(
@@ -75,39 +81,21 @@ class NativeEngine:
             prefill_tokens=prefill_tokens,
             max_context=max_context,
         )
-        self._cache = KVCache(
-            layers=arch.num_layers,
-            slots=max_concurrency,
-            max_length=max_context,
-            kv_heads=arch.num_kv_heads,
-            head_dim=arch.head_dim,
-            dtype=self._dtype,
-            device=self._device,
-        )
-        self._model = NativeModel(
-            arch,
-            config,
-            share=Share.of(arch, 0, 1),
-            max_context=max_context,
-            dtype=self._dtype,
-            device=self._device,
-        )
         self._prefill_tokens, self._recompute_kv_cache = prefill_tokens, recompute_kv_cache
         self._paused = False
         self._tokens_processed = 0
         self._prefix: list[int] = []  # prompt whose keys and values the prefix slot holds
-        self.load_weights(0, _read_weights(folder))
 
     # ------------------------------------------------------------------ what the executor calls
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a group. Raises ConfigError when it can never run."""
         self._scheduler.check(request)
-        outside = [i for i in request.prompt_ids.tolist() if not 0 <= i < self._vocab_size]
+        outside = [i for i in request.prompt_ids.tolist() if not 0 <= i < self._runner.vocab_size]
         if outside:
             raise ConfigError(
                 f"the prompt of group {request.group_id} holds token {outside[0]}, but the "
-                f"model's vocabulary has {self._vocab_size}; use the model's own tokenizer"
+                f"model's vocabulary has {self._runner.vocab_size}; use the model's own tokenizer"
             )
         self._scheduler.submit(request)
 
@@ -119,11 +107,11 @@ class NativeEngine:
         admitted = [] if self._paused else self._scheduler.admit(uniform_draws, now)
         if not running and not admitted:
             return []
-        self._cache.reserve(
+        self._runner.reserve(
             max((_final_length(group.request) for group in admitted), default=0), len(running)
         )
         batch = self._pack(running, admitted)
-        logits = self._model.forward(batch, self._cache)
+        logits = self._runner.forward(batch)
         self._share_prompts(admitted)
         completed = self._sample(logits, admitted)
         return [self._completions(group) for group in completed]
@@ -139,7 +127,7 @@ class NativeEngine:
         Raises WeightSyncError when the set is not the model's; then the weights are mixed and
         the engine must not be used any more.
         """
-        self._model.load_weights(tensors)
+        self._runner.load_weights(tensors)
         self._prefix = []
         self.policy_version = version
         if self._recompute_kv_cache:
@@ -147,7 +135,7 @@ class NativeEngine:
 
     def parts(self) -> list[TensorPart]:
         """What this rank keeps of every weight; `load_weights` takes each whole, or so much."""
-        return list(self._model.parts.values())
+        return self._runner.parts
 
     def abort_all(self) -> list[tuple[Purpose, int]]:
         """Forget all running and waiting groups; returns their (purpose, group id)."""
@@ -175,7 +163,6 @@ class NativeEngine:
         token_ids = [sequence.token_ids[-1] for sequence in running]
         positions = [sequence.length - 1 for sequence in running]
         longest = -(-(max(positions, default=0) + 1) // _LENGTH_GRAIN) * _LENGTH_GRAIN
-        mask = self._decode_mask(positions, longest)
         sampled = list(range(len(running)))
         prompts: list[PromptRows] = []
         if admitted and _common_prefix(self._prefix, _prompt(admitted[0])) < _MIN_SHARED:
@@ -194,7 +181,7 @@ class NativeEngine:
                     slot=group.sequences[0].slot,
                     length=len(ids),
                     shared=shared,
-                    source=self._cache.prefix_slot
+                    source=self._runner.prefix_slot
                     if self._prefix
                     else admitted[0].sequences[0].slot,
                 )
@@ -203,33 +190,23 @@ class NativeEngine:
             positions += range(shared, len(ids))
             sampled.append(len(token_ids) - 1)
         return PackedBatch(
-            token_ids=torch.tensor(token_ids, device=self._device),
-            positions=torch.tensor(positions, device=self._device),
+            token_ids=token_ids,
+            positions=positions,
             num_decoding=len(running),
             longest=longest,
-            decode_mask=mask,
             prompts=prompts,
-            sampled_rows=torch.tensor(sampled, device=self._device),
+            sampled_rows=sampled,
         )
-
-    def _decode_mask(self, positions: list[int], longest: int) -> Tensor | None:
-        """[B, 1, 1, longest]: 0 up to and including a row's own position, else -inf."""
-        if not positions:
-            return None
-        last = torch.tensor(positions, device=self._device).unsqueeze(1)
-        hidden = torch.arange(longest, device=self._device) > last
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
 
     def _share_prompts(self, admitted: list[RunningGroup]) -> None:
         """Give the prompt's keys and values to all completions of a group; keep one prompt."""
         for group in admitted:
             first, *others = [sequence.slot for sequence in group.sequences]
-            self._cache.copy(first, others, len(group.request.prompt_ids))
+            self._runner.copy(first, others, len(group.request.prompt_ids))
         if admitted and not self._prefix:
             self._prefix = _prompt(admitted[0])
             slot = admitted[0].sequences[0].slot
-            self._cache.copy(slot, [self._cache.prefix_slot], len(self._prefix))
+            self._runner.copy(slot, [self._runner.prefix_slot], len(self._prefix))
 
     def _recompute(self) -> None:
         """Keys and values of all running sequences anew; a group's prompt once, as at its start."""
@@ -266,15 +243,14 @@ class NativeEngine:
     ) -> None:
         """A forward pass for its keys and values alone."""
         batch = PackedBatch(
-            token_ids=torch.tensor(token_ids, device=self._device),
-            positions=torch.tensor(positions, device=self._device),
+            token_ids=token_ids,
+            positions=positions,
             num_decoding=0,
             longest=0,
-            decode_mask=None,
             prompts=prompts,
-            sampled_rows=torch.tensor([0], device=self._device),
+            sampled_rows=[0],
         )
-        self._model.forward(batch, self._cache)
+        self._runner.forward(batch)
 
     def _sample(self, logits: Tensor, admitted: list[RunningGroup]) -> list[RunningGroup]:
         """One token for every running sequence; returns the groups that are complete now."""
@@ -302,7 +278,7 @@ class NativeEngine:
             now=time.time(),
         )
         for move in moves:
-            self._cache.copy(move.source, [move.target], move.length)
+            self._runner.copy(move.source, [move.target], move.length)
         return completed
 
     def _completions(self, group: RunningGroup) -> GroupCompletions:
@@ -342,14 +318,3 @@ def _common_prefix(first: list[int], second: list[int]) -> int:
     """Number of leading tokens that two prompts share."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
-
-
-def _read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a model folder, one at a time."""
-    from safetensors import safe_open
-
-    for path in weight_files(folder):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                if not name.endswith("rotary_emb.inv_freq"):  # old folders; computed here
-                    yield name, file.get_tensor(name)

@@ -25,6 +25,7 @@ from llamarl_hpc.generation.native.architecture import Architecture
 from llamarl_hpc.generation.native.kv_cache import KVCache
 from llamarl_hpc.generation.native.linear import Destination, Linear, make_linear
 from llamarl_hpc.generation.native.sharding import Share, part_of, parts_of
+from llamarl_hpc.generation.native.tensor_parallel import Ranks
 
 _BLOCK = 32  # queries that torch's CPU attention takes at a time
 
@@ -43,15 +44,25 @@ class PromptRows:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatch:
-    """Input of one step."""
+    """Input of one step. Plain numbers, because it travels to every rank of a replica."""
 
-    token_ids: Tensor  # int64 [N]
-    positions: Tensor  # int64 [N]
+    token_ids: list[int]  # [N]
+    positions: list[int]  # [N]
     num_decoding: int  # B; their slots are 0..B-1
     longest: int  # T that decoding attends over
-    decode_mask: Tensor | None  # [B, 1, 1, T], 0 or -inf; None if B = 0
     prompts: list[PromptRows]
-    sampled_rows: Tensor  # int64 [rows to compute logits for]
+    sampled_rows: list[int]  # rows to compute logits for
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """What all layers need to know of a batch, on the device."""
+
+    positions: Tensor  # int64 [N]
+    decode_mask: Tensor | None  # [B, 1, 1, T], 0 or -inf; None if B = 0
+    prompt_masks: list[Tensor | None]
+    cos: Tensor  # [N, 1, D]
+    sin: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +86,14 @@ class NativeModel:
         config: Any,
         *,
         share: Share,
+        ranks: Ranks | None,
         max_context: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`architecture`: of the whole model; `share`: what this rank keeps of it."""
-        self._share, self._arch = share, share.apply(architecture)
+        """`architecture`: of the whole model; `share`: what this rank keeps of it; `ranks`: how it
+        meets the others, None if it keeps all."""
+        self._share, self._arch, self._ranks = share, share.apply(architecture), ranks
         self._dtype, self._device = dtype, device
         self._destinations: dict[str, Destination] = {}
         self._layers = [self._make_layer(i) for i in range(architecture.num_layers)]
@@ -184,29 +197,52 @@ class NativeModel:
     # ------------------------------------------------------------------ forward
 
     @torch.inference_mode()
-    def forward(self, batch: PackedBatch, cache: KVCache) -> Tensor:
-        """Logits [rows of batch.sampled_rows, vocabulary]; writes the rows' keys and values."""
-        token_ids, positions = batch.token_ids, batch.positions
-        num_rows = len(token_ids)
-        if num_rows == 1:  # a one-row product may round otherwise than a row among several
+    def forward(self, batch: PackedBatch, cache: KVCache) -> Tensor | None:
+        """Logits [rows of batch.sampled_rows, vocabulary]; writes the rows' keys and values.
+
+        Of a replica of several ranks all call this with the same batch, and only the leader gets
+        logits.
+        """
+        token_ids, positions = self._tensor(batch.token_ids), self._tensor(batch.positions)
+        if len(token_ids) == 1:  # a one-row product may round otherwise than a row among several
             token_ids, positions = token_ids.expand(2), positions.expand(2)
         x = self._embedding[token_ids]
-        cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        rows = _Rows(
+            positions=positions,
+            decode_mask=self._decode_mask(batch, positions),
+            prompt_masks=[_prompt_mask(prompt, x) for prompt in batch.prompts],
+            cos=self._cos[positions].unsqueeze(1),
+            sin=self._sin[positions].unsqueeze(1),
+        )
         eps, shape = self._arch.norm_eps, (self._arch.hidden_size,)
-        masks = [_prompt_mask(rows, x) for rows in batch.prompts]
         for index, layer in enumerate(self._layers):
             h = rms_norm(x, shape, layer.input_norm, eps)
-            q, k, v = self._project(layer, h, cos, sin)
-            x = x + layer.output(self._attend(q, k, v, cache.layer(index), batch, masks))
+            q, k, v = self._project(layer, h, rows)
+            attended = self._attend(q, k, v, cache.layer(index), batch, rows)
+            x = x + self._sum(layer.output(attended))
             gate, up = layer.gate_up(rms_norm(x, shape, layer.mlp_norm, eps)).chunk(2, dim=-1)
-            x = x + layer.down(silu(gate).mul_(up))
-        rows = batch.sampled_rows
-        last = x[rows.expand(2) if len(rows) == 1 else rows]
-        return self._head(rms_norm(last, shape, self._norm, eps))[: len(rows)]
+            x = x + self._sum(layer.down(silu(gate).mul_(up)))
+        sampled = self._tensor(batch.sampled_rows)
+        last = x[sampled.expand(2) if len(sampled) == 1 else sampled]
+        logits = self._head(rms_norm(last, shape, self._norm, eps))[: len(sampled)]
+        return logits if self._ranks is None else self._ranks.gather_logits(logits)
 
-    def _project(
-        self, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _tensor(self, numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, device=self._device)
+
+    def _sum(self, x: Tensor) -> Tensor:
+        return x if self._ranks is None else self._ranks.sum_over_ranks(x)
+
+    def _decode_mask(self, batch: PackedBatch, positions: Tensor) -> Tensor | None:
+        """[B, 1, 1, longest]: 0 up to and including a row's own position, else -inf."""
+        if not batch.num_decoding:
+            return None
+        last = positions[: batch.num_decoding].unsqueeze(1)
+        hidden = torch.arange(batch.longest, device=self._device) > last
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
+
+    def _project(self, layer: _Layer, h: Tensor, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [N, Q, D], rotated keys [N, H, D], values [N, H, D]."""
         arch = self._arch
         heads = layer.qkv(h).view(len(h), -1, arch.head_dim)
@@ -218,7 +254,7 @@ class NativeModel:
             k = rms_norm(qk[:, arch.num_heads :], shape, layer.k_norm, arch.norm_eps)
             qk = torch.cat((q, k), dim=1)
         first, second = qk.chunk(2, dim=-1)
-        qk = qk * cos + torch.cat((-second, first), dim=-1) * sin
+        qk = qk * rows.cos + torch.cat((-second, first), dim=-1) * rows.sin
         return qk[:, : arch.num_heads], qk[:, arch.num_heads :], v
 
     def _attend(
@@ -228,7 +264,7 @@ class NativeModel:
         v: Tensor,
         cached: tuple[Tensor, Tensor],
         batch: PackedBatch,
-        masks: list[Tensor | None],
+        rows: _Rows,
     ) -> Tensor:
         """Attention output [N, Q * D]; keys and values go into the cache on the way."""
         keys, values = cached
@@ -236,23 +272,23 @@ class NativeModel:
         num = batch.num_decoding
         if num:
             slots = torch.arange(num, device=q.device)
-            keys[slots, batch.positions[:num]] = k[:num]
-            values[slots, batch.positions[:num]] = v[:num]
+            keys[slots, rows.positions[:num]] = k[:num]
+            values[slots, rows.positions[:num]] = v[:num]
             grouped = q[:num].reshape(num, keys.shape[2], -1, q.shape[2])
             out[:num] = scaled_dot_product_attention(
                 grouped,
                 keys[:num, : batch.longest].transpose(1, 2),
                 values[:num, : batch.longest].transpose(1, 2),
-                attn_mask=batch.decode_mask,
+                attn_mask=rows.decode_mask,
             ).view(num, -1)
-        for rows, mask in zip(batch.prompts, masks, strict=True):
-            mine = slice(rows.start, rows.end)
+        for prompt, mask in zip(batch.prompts, rows.prompt_masks, strict=True):
+            mine = slice(prompt.start, prompt.end)
             for cache, new in ((keys, k), (values, v)):
-                cache[rows.slot, : rows.shared] = cache[rows.source, : rows.shared]
-                cache[rows.slot, rows.shared : rows.length] = new[mine]
-            seen = _full_blocks(rows.length)
+                cache[prompt.slot, : prompt.shared] = cache[prompt.source, : prompt.shared]
+                cache[prompt.slot, prompt.shared : prompt.length] = new[mine]
+            seen = _full_blocks(prompt.length)
             out[mine] = _attend_prompt(
-                q[mine], keys[rows.slot, :seen], values[rows.slot, :seen], mask
+                q[mine], keys[prompt.slot, :seen], values[prompt.slot, :seen], mask
             )
         if len(q) > len(batch.token_ids):
             out[1] = out[0]  # the row that only fills up
