@@ -50,7 +50,11 @@ DOORS = {
     "math_verify": ["llamarl_hpc.rewards.equality"],
     "submitit": ["llamarl_hpc.launch.slurm"],
     "vllm": ["llamarl_hpc.generation.vllm_engine"],
-    "mpi4py": ["llamarl_hpc.placement", "llamarl_hpc.executors.main"],
+    "mpi4py": [
+        "llamarl_hpc.placement",
+        "llamarl_hpc.executors.main",
+        "llamarl_hpc.weight_sync.node_window",
+    ],
     "omegaconf": ["llamarl_hpc.config.load"],
     "gguf": ["llamarl_hpc.models.gguf"],
     "typer": ["llamarl_hpc.cli."],

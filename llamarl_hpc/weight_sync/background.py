@@ -75,6 +75,10 @@ class Fetcher:
         if threading.current_thread() is not self._thread:
             self._thread.join(2.0)
 
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
     def _serve(self) -> None:
         while (fetch := self._fetches.get()) is not None and not self.closing.is_set():
             self._released.clear()

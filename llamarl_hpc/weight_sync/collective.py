@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -31,6 +31,7 @@ from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.placement import World
+from llamarl_hpc.weight_sync.agreed_plan import agree_on_plan
 from llamarl_hpc.weight_sync.background import run_in_background
 from llamarl_hpc.weight_sync.base import PublishReceipt, Sent, WeightSource
 from llamarl_hpc.weight_sync.group import (
@@ -47,7 +48,6 @@ from llamarl_hpc.weight_sync.group import (
     use_device,
 )
 from llamarl_hpc.weight_sync.loads import Load, broadcasts
-from llamarl_hpc.weight_sync.plan import make_arena, make_plan
 from llamarl_hpc.weight_sync.rendezvous import (
     POLL_S,
     VERDICT_S,
@@ -108,13 +108,11 @@ class CollectivePublisher:
         self.store_address: str = world.bcast(
             f"{address}:{self._server.port}" if self._server else None
         )
-        specs = source.parameter_specs()
-        self._arena = make_arena(specs)
-        owned = world.allgather({spec.name: source.owned_range(spec.name) for spec in specs})
-        self._plan = make_plan(self._arena, owned, config.bucket_mb << 20)
+        bucket_bytes = config.bucket_mb << 20
+        self._arena, self._plan, self._plan_hash = agree_on_plan(world, source, bucket_bytes)
         self._mine = [bucket for bucket in self._plan if bucket.root == world.rank]
         self._verify: Verify = config.verify
-        self._delta_bytes = config.bucket_mb << 20 if config.delta == "auto" else None
+        self._delta_bytes = bucket_bytes if config.delta == "auto" else None
         if world.is_leader:
             layout = Layout(
                 arena=self._arena, buckets=self._plan, device=device, verify=config.verify
@@ -273,8 +271,11 @@ class CollectivePublisher:
                     if arrival is not None and self._is_meant(arrival, transfer):
                         requests[receiver] = arrival
                 time.sleep(POLL_S)
+            self._check_plans(requests.values())
         except WeightSyncError as error:
-            problem = f"{', '.join(missing)} did not come to fetch it ({error})"
+            problem = f"{error}"
+            if missing:
+                problem = f"{', '.join(missing)} did not come to fetch it ({error})"
             board.put(f"failed/{transfer.number}", problem)
             raise WeightSyncError(problem) from error
         finally:  # those who came must hear of it either way
@@ -293,6 +294,15 @@ class CollectivePublisher:
                 self._served[receiver] = arrival.request
                 board.put(f"answer/{arrival.request}", go)
         board.put(f"go/{transfer.number}", go)
+
+    def _check_plans(self, arrivals: Iterable[Arrival]) -> None:
+        """Before the first byte: who cuts otherwise would take it for something else."""
+        for arrival in arrivals:
+            if arrival.plan != self._plan_hash:
+                raise WeightSyncError(
+                    f"{arrival.receiver} would receive by plan {arrival.plan} but the trainer "
+                    f"sends by {self._plan_hash}"
+                )
 
     def _is_meant(self, arrival: Arrival, transfer: _Transfer) -> bool:
         wanted = (arrival.version, arrival.epoch) == (transfer.version, transfer.epoch)

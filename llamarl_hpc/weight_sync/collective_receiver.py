@@ -1,8 +1,8 @@
 """The generators' side of weight sync over the network; the whole picture is in collective.py.
 
-background thread   ask for the version -> (answer) -> receive all buckets into one arena
+background thread   ask for the version -> (answer) -> receive all buckets (landing.py)
                     -> compare the checksum -> staged
-main thread         poll -> the engine copies from the arena -> release
+main thread         poll -> the engine copies from it -> release
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 import torch
@@ -20,11 +21,10 @@ from torch._C._distributed_c10d import Backend, Work
 from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
-from llamarl_hpc.types import ParameterSpec
+from llamarl_hpc.types import ParameterSpec, TensorPart
 from llamarl_hpc.weight_sync.arena import StagedArena, check_specs
 from llamarl_hpc.weight_sync.background import Fetcher
 from llamarl_hpc.weight_sync.base import StagedWeights
-from llamarl_hpc.weight_sync.delta import Chart, apply
 from llamarl_hpc.weight_sync.group import (
     MAX_OPERATION_S,
     Window,
@@ -37,8 +37,9 @@ from llamarl_hpc.weight_sync.group import (
     reason,
     use_device,
 )
+from llamarl_hpc.weight_sync.landing import Landing, PartsLanding, WholeLanding
 from llamarl_hpc.weight_sync.loads import Broadcast, Load, broadcasts
-from llamarl_hpc.weight_sync.plan import Bucket, Piece, arena_start
+from llamarl_hpc.weight_sync.plan import plan_hash
 from llamarl_hpc.weight_sync.rendezvous import (
     POLL_S,
     VERDICT_S,
@@ -47,16 +48,28 @@ from llamarl_hpc.weight_sync.rendezvous import (
     Go,
     Layout,
     Watch,
+    read_layout,
     read_loads,
     read_sums,
 )
-from llamarl_hpc.weight_sync.verification import checksum_of, compare, piece_sum
+from llamarl_hpc.weight_sync.verification import checksum_of, compare
+
+
+class SharedMemory(Protocol):
+    """Memory that other processes read, and that is there for good."""
+
+    @property
+    def memory(self) -> torch.Tensor: ...
+
+    def is_free(self) -> bool:
+        """Whether nobody reads it any more."""
 
 
 class CollectiveReceiver:
     """On every generator rank (a `WeightReceiver`).
 
-    `specs`, if given, are the tensors that the generator needs; others are refused.
+    `specs`, if given, are the tensors that the generator needs; others are refused. `parts`: all
+    that is to be held of them. `shared`: memory for versions that others read, too.
     """
 
     def __init__(
@@ -68,18 +81,22 @@ class CollectiveReceiver:
         device: str,
         address: str,
         specs: Sequence[ParameterSpec] | None = None,
+        parts: Sequence[TensorPart] | None = None,
+        shared: SharedMemory | None = None,
     ) -> None:
         self._config, self._address, self._specs = config, address, specs
+        self._parts, self._shared = parts, shared
         self._device = current_device(device)
         self.ranks: tuple[int, ...] = (rank,)
         self._me = f"{executor} rank {rank}"
         self._process = secrets.token_hex(8)
         self._layout: Layout | None = None
-        self._memory: torch.Tensor | None = None
+        self._plan = ""  # its hash
+        self._landing: Landing | None = None
         self._holds: int | None = None  # the version that lies whole in it
-        self._scratch: list[torch.Tensor] = []  # for buckets whose pieces do not adjoin
         self._groups: dict[int, Backend] = {}  # by the trainer rank that sends
         self._formed = 0  # their group number
+        self._dropped = drop_groups({})
         self._fetcher = Fetcher()
 
     def start(
@@ -92,8 +109,12 @@ class CollectiveReceiver:
 
     def close(self) -> None:
         self._fetcher.close()
-        drop_groups(self._groups)
-        self._memory = None
+        self._dropped = drop_groups(self._groups)
+        self._landing = None
+
+    def is_quiet(self, timeout_s: float) -> bool:
+        """After `close`: whether nothing writes into memory any more."""
+        return self._fetcher.has_ended and self._dropped.wait(timeout_s)
 
     # ------------------------------------------------------------------ background thread
 
@@ -112,6 +133,9 @@ class CollectiveReceiver:
             is_cancelled=self._fetcher.closing.is_set,
         )
         layout = self._learn_layout(board, watch)
+        while self._shared is not None and not (self._shared.is_free() and self._dropped.is_set()):
+            watch()
+            time.sleep(POLL_S)
         request = secrets.token_hex(8)
         arrival = Arrival(
             receiver=self._me,
@@ -119,6 +143,7 @@ class CollectiveReceiver:
             request=request,
             version=version,
             epoch=epoch,
+            plan=self._plan,
             holds=self._holds,
         )
         board.put(f"arrived/{self._me}", arrival)
@@ -131,23 +156,24 @@ class CollectiveReceiver:
             loads = None
             if go.base is not None:
                 loads = read_loads(board, go.number, layout.buckets, watch)
-            memory, sums = self._receive(layout, version, loads, watch)
+            landing = self._landing = self._landing or self._make_landing(layout)
+            sums = self._receive(layout, landing, version, loads, watch)
             checksum = self._verify(layout, go.number, sums, board, watch)
         except (WeightSyncError, RuntimeError) as error:
             raise self._give_up(version, error, go, board) from error
-        self._holds = version
+        self._holds = version if landing.keeps_all else None
         board.put(f"end/{go.number}/{self._me}", "")
         return StagedArena(
             version=version,
             checksum=checksum,
-            arena=layout.arena,
-            memory=memory,
+            arena=landing.arena,
+            memory=landing.memory,
             release=self._fetcher.released,
         )
 
     def _learn_layout(self, board: Board, watch: Watch) -> Layout:
         if self._layout is None:
-            layout = msgspec.json.decode(board.wait("layout", watch), type=Layout)
+            layout = read_layout(board, watch)
             if self._specs is not None:
                 check_specs(layout.arena.specs, self._specs)
             if layout.device != self._device.type:
@@ -155,39 +181,34 @@ class CollectiveReceiver:
                     f"the trainer sends from {layout.device} but {self._me} receives on "
                     f"{self._device.type}; give both GPUs or neither"
                 )
-            self._layout = layout
+            self._layout, self._plan = layout, plan_hash(layout.arena, layout.buckets)
         return self._layout
+
+    def _make_landing(self, layout: Layout) -> Landing:
+        if self._parts is not None:
+            return PartsLanding(layout, self._device, self._parts)
+        shared = None if self._shared is None else self._shared.memory
+        return WholeLanding(layout, self._device, shared)
 
     def _receive(
         self,
         layout: Layout,
+        landing: Landing,
         version: int,
         loads: Mapping[int, Sequence[Load]] | None,
         watch: Callable[[], None],
-    ) -> tuple[torch.Tensor, list[list[int]]]:
-        """All buckets into the arena; their sums. Deltas (`loads`) are applied to what it holds."""
+    ) -> list[list[int]]:
+        """All buckets; their sums. Deltas (`loads`) are applied to what was there before."""
         watch()
         self._holds = None  # until all is there
-        if self._memory is None:
-            self._memory = torch.empty(
-                layout.arena.num_bytes, dtype=torch.uint8, device=self._device
-            )
-        memory = self._memory
         under_way: deque[tuple[Work, Broadcast, torch.Tensor]] = deque()
         sums: list[list[int]] = [[] for _ in layout.buckets]
 
         def finish() -> None:
             work, one, arrived = under_way.popleft()
             finish_work(work, watch)
-            buckets = [layout.buckets[number] for number in one.buckets]
-            if one.delta is not None:
-                chart = Chart(layout.arena, buckets, one.delta, self._device)
-                apply(one.delta, arrived, chart, memory)
-            elif arena_start(layout.arena, buckets[0]) is None:
-                self._scatter(layout, buckets[0], arrived, memory)
-            if layout.verify != "off":
-                for number in one.buckets:
-                    sums[number] = self._sums(layout, version, number, memory)
+            for number, found in zip(one.buckets, landing.take(one, arrived, version), strict=True):
+                sums[number] = found
 
         coming = broadcasts(layout.buckets, loads)
         window = Window([one.num_bytes for one in coming])
@@ -195,46 +216,11 @@ class CollectiveReceiver:
             while window.is_full(number):
                 finish()
                 window.finished()
-            target = self._target(layout, one, memory)
+            target = landing.target(one)
             under_way.append((broadcast(self._groups[one.root], target), one, target))
         while under_way:
             finish()
-        return memory, sums
-
-    def _target(self, layout: Layout, one: Broadcast, memory: torch.Tensor) -> torch.Tensor:
-        """Where it arrives: straight in the arena if it is a bucket that lies there as it is."""
-        if one.delta is not None:
-            return torch.empty(one.num_bytes, dtype=torch.uint8, device=self._device)
-        start = arena_start(layout.arena, layout.buckets[one.buckets[0]])
-        if start is not None:
-            return memory[start : start + one.num_bytes]
-        if not self._scratch:
-            size = max(b.num_bytes for b in layout.buckets)
-            self._scratch.append(torch.empty(size, dtype=torch.uint8, device=self._device))
-        return self._scratch.pop()[: one.num_bytes]
-
-    def _sums(self, layout: Layout, version: int, number: int, memory: torch.Tensor) -> list[int]:
-        """Of the pieces of a bucket, as they now lie in the arena."""
-        return [
-            piece_sum(layout.verify, version, layout.arena, piece, place)
-            for piece, place in self._places(layout, layout.buckets[number], memory)
-        ]
-
-    def _scatter(
-        self, layout: Layout, bucket: Bucket, arrived: torch.Tensor, memory: torch.Tensor
-    ) -> None:
-        for piece, place in self._places(layout, bucket, memory):
-            place.copy_(arrived[piece.offset :][: piece.num_bytes])
-        whole = arrived.untyped_storage()
-        self._scratch.append(torch.empty(0, dtype=torch.uint8, device=self._device).set_(whole))
-
-    def _places(
-        self, layout: Layout, bucket: Bucket, memory: torch.Tensor
-    ) -> Iterator[tuple[Piece, torch.Tensor]]:
-        """Each piece of the bucket and its place in the arena."""
-        for piece in bucket.pieces:
-            at = layout.arena.position(piece.name, piece.dtype, piece.start)
-            yield piece, memory[at : at + piece.num_bytes]
+        return sums
 
     def _verify(
         self,
@@ -270,9 +256,9 @@ class CollectiveReceiver:
 
     def _give_up(self, version: int, error: Exception, go: Go, board: Board) -> WeightSyncError:
         """Tell the others, hear the verdict, and start from scratch next time."""
-        drop_groups(self._groups)
+        self._dropped = drop_groups(self._groups)
         self._holds = None
-        self._memory, self._scratch = None, []  # what hangs may still write into the old ones
+        self._landing = None  # what hangs may still write into the old one
         verdict: str | None = None
         with contextlib.suppress(WeightSyncError, RuntimeError):
             board.put(f"failed/{go.number}", reason(error))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -156,11 +157,13 @@ def reason(error: Exception) -> str:
     return text.partition(" This is typically caused")[0].rstrip(". ")
 
 
-def drop_groups(groups: dict[int, Backend]) -> None:
-    """Abort and free groups without waiting: what hangs in gloo ends only by its own timeout."""
+def drop_groups(groups: dict[int, Backend]) -> threading.Event:
+    """Abort and free groups without waiting: what hangs in gloo ends only by its own timeout. The
+    event tells when nothing of them writes into memory any more."""
 
     doomed = list(groups.values())
     groups.clear()
+    dropped = threading.Event()
 
     def drop() -> None:
         while doomed:
@@ -168,6 +171,10 @@ def drop_groups(groups: dict[int, Backend]) -> None:
             with contextlib.suppress(RuntimeError):
                 group.abort()
             del group  # gloo waits here for what hangs
+        dropped.set()
 
     if doomed:
         run_in_background(drop, "drop-groups")
+    else:
+        dropped.set()
+    return dropped

@@ -24,6 +24,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     arena: Arena
     buckets: list[Bucket]
+    plan: str  # hash of arena and buckets
     num_ranks: int  # of the trainer
     verify: Verify
 

@@ -14,6 +14,7 @@ number of bytes; shards (ZeRO 3) stay with their owners.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
@@ -97,6 +98,21 @@ def make_plan(
     limit = max(bucket_bytes // GRAIN, 1) * GRAIN
     by_rank = [_pack(rank, arena, pieces[rank], limit) for rank in range(len(owned))]
     return [bucket for column in zip_longest(*by_rank) for bucket in column if bucket]
+
+
+def plan_hash(arena: Arena, buckets: Sequence[Bucket]) -> str:
+    """Equal where all that travels is: names, types, places, senders, order."""
+    return hashlib.blake2b(msgspec.json.encode((arena, buckets)), digest_size=8).hexdigest()
+
+
+def check_same_plan(hashes: Sequence[str]) -> None:
+    """`hashes`: by trainer rank. Raises WeightSyncError where one has another plan than rank 0."""
+    others = [f"{rank}" for rank, other in enumerate(hashes) if other != hashes[0]]
+    if others:
+        raise WeightSyncError(
+            f"trainer rank {', '.join(others)} would send by another plan than rank 0: they do not "
+            "list the same parameters; nothing was sent"
+        )
 
 
 def arena_start(arena: Arena, bucket: Bucket) -> int | None:

@@ -55,6 +55,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     request: str  # another one at every fetch
     version: int
     epoch: int
+    plan: str  # hash of the one that it works by
     holds: int | None  # the version that lies whole in its memory
 
 
@@ -157,6 +158,10 @@ def read_loads(
 
 def _read(board: Board, key: str, watch: Callable[[], None], kind: type[_T]) -> _T:
     return msgspec.json.decode(board.wait(key, watch), type=kind)
+
+
+def read_layout(board: Board, watch: Callable[[], None]) -> Layout:
+    return _read(board, "layout", watch, Layout)
 
 
 def read_arrival(board: Board, receiver: str) -> Arrival | None:

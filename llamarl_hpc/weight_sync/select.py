@@ -2,6 +2,8 @@
 
 auto    shared memory, if trainer and generators run on this one host, on CPUs, and /dev/shm is
         large enough; else collective
+
+With `collective`, `weight_sync.replica_memory` says how the ranks of a replica get a version.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from llamarl_hpc.weight_sync.plan import make_arena
 from llamarl_hpc.weight_sync.segment import shortage
 from llamarl_hpc.weight_sync.shared_memory import SharedMemoryPublisher
 from llamarl_hpc.weight_sync.shared_memory_receiver import SharedMemoryReceiver
+from llamarl_hpc.weight_sync.targets import check_tiling
+from llamarl_hpc.weight_sync.window_receiver import WindowReceiver
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +69,9 @@ def make_receiver(
     replica has cut up; those that are not named, it keeps whole. It is then given each tensor
     whole, or exactly its part.
     """
-    return _Receiver(run, config, executor, world, device, specs)
+    if parts is not None and world.size > 1:
+        check_tiling(world.allgather(list(parts)))
+    return _Receiver(run, config, executor, world, device, specs, parts)
 
 
 class _Receiver:
@@ -79,10 +85,15 @@ class _Receiver:
         world: World,
         device: str,
         specs: Sequence[ParameterSpec] | None,
+        parts: Sequence[TensorPart] | None,
     ) -> None:
         self._run, self._config, self._device, self._specs = run, config, device, specs
-        self._executor, self._rank = executor, world.rank
-        self.ranks: tuple[int, ...] = tuple(range(world.size))
+        self._executor, self._world, self._parts = executor, world, parts
+        self._shares = world.size > 1 and _replica_memory(config, device) == "window"
+        first_of_node = world.allgather(world.local_rank == 0)
+        self.ranks: tuple[int, ...] = tuple(
+            rank for rank, is_first in enumerate(first_of_node) if is_first or not self._shares
+        )
         self._receiver: WeightReceiver | None = None
 
     def start(
@@ -105,16 +116,26 @@ class _Receiver:
                 run=self._run,
                 config=self._config.weight_sync,
                 executor=self._executor,
-                rank=self._rank,
+                rank=self._world.rank,
+                specs=self._specs,
+            )
+        if self._shares:
+            return WindowReceiver(
+                config=self._config.weight_sync,
+                executor=self._executor,
+                world=self._world,
+                ranks=self.ranks,
+                address=_address(self._config),
                 specs=self._specs,
             )
         return CollectiveReceiver(
             config=self._config.weight_sync,
             executor=self._executor,
-            rank=self._rank,
+            rank=self._world.rank,
             device=_transfer_device(self._config, self._device),
             address=_address(self._config),
             specs=self._specs,
+            parts=self._parts if self._world.size > 1 else None,
         )
 
 
@@ -134,6 +155,13 @@ def _transfer_device(config: Config, own_device: str) -> str:
     """ "cuda" (NCCL) when both sides compute on GPUs, else "cpu" (gloo)."""
     sides = {own_device, *(device_of(config, executor) for executor in ("trainer", "generator"))}
     return "cuda" if sides == {"cuda"} else "cpu"
+
+
+def _replica_memory(config: Config, device: str) -> str:
+    choice = config.weight_sync.replica_memory
+    if choice == "auto":
+        return "parts" if _transfer_device(config, device) == "cuda" else "window"
+    return choice
 
 
 def _address(config: Config) -> str:

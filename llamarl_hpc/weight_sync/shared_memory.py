@@ -31,11 +31,12 @@ from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
+from llamarl_hpc.weight_sync.agreed_plan import agree_on_plan
 from llamarl_hpc.weight_sync.arena import copy_piece, torch_dtype
 from llamarl_hpc.weight_sync.background import run_in_background
 from llamarl_hpc.weight_sync.base import PublishReceipt, Sent, WeightSource
 from llamarl_hpc.weight_sync.manifest import Manifest, write_manifest
-from llamarl_hpc.weight_sync.plan import Piece, make_arena, make_plan
+from llamarl_hpc.weight_sync.plan import Piece
 from llamarl_hpc.weight_sync.segment import NUM_SLOTS, Segment, remove_stale
 from llamarl_hpc.weight_sync.verification import checksum_of, piece_sum
 
@@ -53,15 +54,13 @@ class SharedMemoryPublisher:
         self, *, run: RunDir, config: WeightSyncConfig, world: World, source: WeightSource
     ) -> None:
         self._world, self._source, self._timeout_s = world, source, config.timeout_s
-        specs = source.parameter_specs()
-        arena = make_arena(specs)
-        owned = world.allgather({spec.name: source.owned_range(spec.name) for spec in specs})
-        plan = make_plan(arena, owned, config.bucket_mb << 20)
+        arena, plan, plan_hash = agree_on_plan(world, source, config.bucket_mb << 20)
         self._layout = Manifest(
             host=socket.gethostname(),
             path="",
             arena=arena,
             buckets=plan,
+            plan=plan_hash,
             num_ranks=world.size,
             verify=config.verify,
         )

@@ -25,6 +25,7 @@ from llamarl_hpc.weight_sync.arena import StagedArena, check_specs
 from llamarl_hpc.weight_sync.background import Fetcher
 from llamarl_hpc.weight_sync.base import StagedWeights
 from llamarl_hpc.weight_sync.manifest import Manifest, read_manifest
+from llamarl_hpc.weight_sync.plan import plan_hash
 from llamarl_hpc.weight_sync.segment import NUM_SLOTS, Segment
 from llamarl_hpc.weight_sync.verification import checksum_of, difference, piece_sum
 
@@ -173,6 +174,10 @@ class SharedMemoryReceiver:
             raise WeightSyncError(
                 f"{self._who} runs on {socket.gethostname()} but the trainer shares its weights "
                 f"on {manifest.host}; set weight_sync.transport: collective"
+            )
+        if (found := plan_hash(manifest.arena, manifest.buckets)) != manifest.plan:
+            raise WeightSyncError(
+                f"{self._who} would read by plan {found} but the trainer writes by {manifest.plan}"
             )
         try:
             segment = Segment.attach(Path(manifest.path), manifest.shape)

@@ -27,7 +27,7 @@ from sync_setup import (
 from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
-from llamarl_hpc.weight_sync import collective_receiver
+from llamarl_hpc.weight_sync import landing
 from llamarl_hpc.weight_sync.checksum import version_checksum
 from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
 from llamarl_hpc.weight_sync.verification import Verify
@@ -172,20 +172,20 @@ def test_a_corrupted_byte_is_found_and_the_next_version_is_fine(
     readers: list[CollectiveReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer()
-    genuine = collective_receiver.piece_sum
+    genuine = landing.piece_sum
 
     def corrupt(verify: Verify, version: int, *where: Any) -> int:
         if where[1].name == "embed.weight":
             where[-1][98_765] ^= 1  # the piece's bytes
         return genuine(verify, version, *where)
 
-    monkeypatch.setattr(collective_receiver, "piece_sum", corrupt)
+    monkeypatch.setattr(landing, "piece_sum", corrupt)
     readers[0].start(1, 1, members(0), trainer.store_address)
     trainer.publish(1, members(0))
     with pytest.raises(WeightSyncError, match=NAMED):
         wait_staged(readers[0])
     assert "checksum" in trainer.wait_failure()
-    monkeypatch.setattr(collective_receiver, "piece_sum", genuine)
+    monkeypatch.setattr(landing, "piece_sum", genuine)
     trainer.publish(2, members(0))
     take_all(trainer, readers[:1], 2, members(0), 1)
     trainer.close()

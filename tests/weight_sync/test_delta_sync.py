@@ -11,7 +11,7 @@ from sync_setup import SPECS, Trainer, members, receiver, wait_staged, weights
 
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
-from llamarl_hpc.weight_sync import collective_receiver
+from llamarl_hpc.weight_sync import landing
 from llamarl_hpc.weight_sync.checksum import version_checksum
 from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
 
@@ -116,16 +116,16 @@ def test_after_a_delta_that_went_wrong_everything_is_sent(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.send(1, [0])
-    genuine = collective_receiver.apply
+    genuine = landing.apply
 
     def wrong(delta: Any, data: torch.Tensor, chart: Any, memory: torch.Tensor) -> None:
         genuine(delta, data, chart, memory)
         memory[4] ^= 1
 
-    monkeypatch.setattr(collective_receiver, "apply", wrong)
+    monkeypatch.setattr(landing, "apply", wrong)
     with pytest.raises(WeightSyncError, match="its checksum of embed"):
         scene.send(2, [0])
-    monkeypatch.setattr(collective_receiver, "apply", genuine)
+    monkeypatch.setattr(landing, "apply", genuine)
     assert scene.send(3, [0]) == 1.0
     assert scene.send(4, [0]) < 0.1
 
@@ -134,8 +134,8 @@ def test_a_base_that_was_damaged_in_memory_is_found(monkeypatch: pytest.MonkeyPa
     scene = Scene(size=1, sharded=False)
     scene.send(1, [0])
     reader: CollectiveReceiver = scene.readers[0]
-    assert reader._memory is not None
-    reader._memory[1000] ^= 1
+    assert reader._landing is not None
+    reader._landing.memory[1000] ^= 1
     with pytest.raises(WeightSyncError, match=r"its checksum of embed\.weight"):
         scene.send(2, [0])
     scene.close()

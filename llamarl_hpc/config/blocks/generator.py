@@ -52,6 +52,12 @@ class WeightSyncConfig(Block):
         description="What is summed and compared before a version is used: all of it, another "
         "sixteenth of it with every version, or nothing.",
     )
+    replica_memory: Literal["auto", "window", "parts"] = Field(
+        "auto",
+        description="How the ranks of a replica get a version with `collective`. `window`: one on "
+        "each node receives it whole, into an MPI window that all there read. `parts`: each "
+        "receives it, and keeps only what it computes with. `auto`: parts on GPUs, else window.",
+    )
     delta: Literal["off", "auto"] = Field(
         "off",
         description="With `collective`: send only the words that have changed since the version "
