@@ -46,6 +46,7 @@ def engine_of(
     prefill_tokens: int = 64,
     max_context: int = 128,
     recompute_kv_cache: bool = False,
+    int8: bool = False,
 ) -> NativeEngine:
     return NativeEngine(
         folder,
@@ -54,6 +55,7 @@ def engine_of(
         prefill_tokens=prefill_tokens,
         max_context=max_context,
         recompute_kv_cache=recompute_kv_cache,
+        int8=int8,
     )
 
 

@@ -129,7 +129,7 @@ def test_plain_and_packed_matrices_give_the_same_tokens(
 ) -> None:
     requests = [request(i, p, n=2) for i, p in enumerate(random_prompts(4))]
     packed = run(engine_of(folder), requests)
-    monkeypatch.setattr(linear, "_can_pack", lambda: False)
+    monkeypatch.setattr(linear, "has_onednn", lambda: False)
     engine = engine_of(folder)
     engine.load_weights(1, _weights(folder))
     plain = run(engine, requests)

@@ -58,10 +58,12 @@ class NativeEngine:
         device: str = "cpu",
         recompute_kv_cache: bool = False,
         world: World | None = None,
+        int8: bool = False,
     ) -> None:
         """Load the model in `folder` (policy version 0). Raises ConfigError if it cannot run.
 
         `recompute_kv_cache`: whether new weights mean new keys and values for what is running.
+        `int8`: the layers' matrices are kept as 8-bit integers, and `load_weights` wants them so.
         `world`: this is rank 0 of it, and its other ranks follow (`runner.ModelRunner.follow`).
         """
         self._runner = ModelRunner(
@@ -71,6 +73,7 @@ class NativeEngine:
             max_context=max_context,
             device=device,
             world=world or World(),
+            int8=int8,
         )
         self.policy_version = 0
         self._device = torch.device(device)

@@ -43,12 +43,13 @@ def make_linear(
     `shared` is a matrix in memory already (the embedding of a tied model); no second one is made
     if its layout can be used as it is.
     """
-    if device.type == "cpu" and dtype == torch.float32 and _can_pack():
+    if device.type == "cpu" and dtype == torch.float32 and has_onednn():
         return PackedLinear(outputs, inputs, bias=bias)
     return PlainLinear(outputs, inputs, bias=bias, dtype=dtype, device=device, shared=shared)
 
 
-def _can_pack() -> bool:
+def has_onednn() -> bool:
+    """Whether torch comes with oneDNN's float32 products, packed or not."""
     return bool(
         torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

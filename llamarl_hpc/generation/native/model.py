@@ -22,10 +22,12 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.generation.native.architecture import Architecture
+from llamarl_hpc.generation.native.int8_linear import Int8Linear, with_scales
 from llamarl_hpc.generation.native.kv_cache import KVCache
 from llamarl_hpc.generation.native.linear import Destination, Linear, make_linear
 from llamarl_hpc.generation.native.sharding import Share, part_of, parts_of
 from llamarl_hpc.generation.native.tensor_parallel import Ranks
+from llamarl_hpc.types import TensorPart
 
 _BLOCK = 32  # queries that torch's CPU attention takes at a time
 
@@ -90,11 +92,13 @@ class NativeModel:
         max_context: int,
         dtype: torch.dtype,
         device: torch.device,
+        int8: bool = False,
     ) -> None:
         """`architecture`: of the whole model; `share`: what this rank keeps of it; `ranks`: how it
-        meets the others, None if it keeps all."""
+        meets the others, None if it keeps all. `int8`: the layers' matrices come quantised and
+        stay so (`models/int8.py`)."""
         self._share, self._arch, self._ranks = share, share.apply(architecture), ranks
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._int8 = dtype, device, int8
         self._destinations: dict[str, Destination] = {}
         self._layers = [self._make_layer(i) for i in range(architecture.num_layers)]
         size = architecture.hidden_size
@@ -112,7 +116,8 @@ class NativeModel:
         self._destinations["model.embed_tokens.weight"] = (shape, self._load_embedding)
         if architecture.tied:
             del self._destinations["lm_head.weight"]
-        self.parts = {part.name: part for part in parts_of(architecture, share)}
+        parts: Iterable[TensorPart] = parts_of(architecture, share)
+        self.parts = {part.name: part for part in (with_scales(parts) if int8 else parts)}
         kept = {name: shape for name, (shape, _) in self._destinations.items()}
         assert kept == {name: part.part_shape for name, part in self.parts.items()}
         self._cos, self._sin = rotary_tables(config, max_context, dtype, device)
@@ -157,7 +162,8 @@ class NativeModel:
         return self._linear({module: size}, inputs, bias and is_first)
 
     def _linear(self, outputs: dict[str, int], inputs: int, bias: bool) -> Linear:
-        layer = make_linear(outputs, inputs, bias=bias, dtype=self._dtype, device=self._device)
+        make = Int8Linear if self._int8 else make_linear
+        layer: Linear = make(outputs, inputs, bias=bias, dtype=self._dtype, device=self._device)
         self._destinations |= layer.destinations()
         return layer
 

@@ -20,6 +20,7 @@ from llamarl_hpc.generation.native.kv_cache import KVCache
 from llamarl_hpc.generation.native.model import NativeModel, PackedBatch
 from llamarl_hpc.generation.native.sharding import Share
 from llamarl_hpc.generation.native.tensor_parallel import join_ranks
+from llamarl_hpc.models.int8 import quantised
 from llamarl_hpc.models.load import torch_dtype, weight_files
 from llamarl_hpc.placement import World
 from llamarl_hpc.types import TensorPart
@@ -62,6 +63,7 @@ class ModelRunner:
         max_context: int,
         device: str,
         world: World,
+        int8: bool = False,
     ) -> None:
         """Load this rank's part of the model in `folder`. Raises ConfigError if it cannot run."""
         config, where = load_config(folder), torch.device(device)
@@ -91,8 +93,10 @@ class ModelRunner:
             max_context=max_context,
             dtype=kind,
             device=where,
+            int8=int8,
         )
-        self.load_weights(_read_weights(folder, self._model.parts))
+        tensors = _read_weights(folder, self._model.parts, whole_rows=int8)
+        self.load_weights(quantised(tensors) if int8 else tensors)
 
     @property
     def parts(self) -> list[TensorPart]:
@@ -145,15 +149,20 @@ class ModelRunner:
             self._cache.copy(change.source, change.targets, change.length)
 
 
-def _read_weights(folder: Path, parts: dict[str, TensorPart]) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a model folder, one at a time; of those that are cut only the part."""
+def _read_weights(
+    folder: Path, parts: dict[str, TensorPart], *, whole_rows: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a model folder, one at a time; of those that are cut only the part, or its
+    `whole_rows`, from which scales follow."""
     from safetensors import safe_open
 
     for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 if not name.endswith("rotary_emb.inv_freq"):  # old folders; computed here
-                    yield name, _read(file, name, parts.get(name))
+                    part = parts.get(name)
+                    cuts_rows = part is not None and part.dim == 1
+                    yield name, _read(file, name, None if cuts_rows and whole_rows else part)
 
 
 def _read(file: Any, name: str, part: TensorPart | None) -> Tensor:
