@@ -6,7 +6,8 @@
 Each `start` has a serial on every rank. The first rank of the node writes a version into the arena
 and then leaves its result in the header; the others look there. It may write the next one when
 every rank has let go of the one before. MPI is called from the main threads only, and only to make
-the window, to free it, and for its memory barrier.
+the window, to free it, and for its memory barrier. MPI takes the names of the memory away itself,
+so nothing stays behind when a rank is killed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from llamarl_hpc.placement import unname_shared_memory
 from llamarl_hpc.types import Array
 
 _HEADER_BYTES = 1 << 16
@@ -48,7 +48,6 @@ class NodeWindow:
             self._words[:] = 0
         self._win.Lock_all(MPI.MODE_NOCHECK)
         node.Barrier()
-        unname_shared_memory()
         self._win.Sync()
 
     def announce(self, serial: int, *, checksum: str = "", problem: str = "") -> None:
