@@ -6,9 +6,12 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from llamarl_hpc.config.schema import TrainerConfig
 from llamarl_hpc.training.policy import PolicyModel
+
+_NORM_BLOCK = 1 << 20  # elements that are float64 at one time: 8 MiB stay in a cache
 
 
 def build_optimizer(policy: PolicyModel, config: TrainerConfig) -> torch.optim.AdamW:
@@ -57,12 +60,19 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> float:
     group_norms, gradients = [], []
     for group in optimizer.param_groups:
         present = [p.grad for p in group["params"] if p.grad is not None]
-        parts = torch.stack([torch.linalg.vector_norm(g.double()) for g in present])
+        parts = torch.stack([_norm(g) for g in present])
         group_norms.append(parts.pow(2.0).sum().float().pow(0.5))
         gradients += present
     norm = torch.linalg.vector_norm(torch.stack(group_norms))
-    if max_norm > 0.0:
-        excess = ((norm + 1e-6) / max_norm).clamp(min=1.0)
+    excess = (norm + 1e-6) / max_norm if max_norm > 0.0 else norm.new_ones(())
+    if not excess <= 1.0:  # also where it is nan
         for gradient in gradients:
             gradient.mul_(1.0 / excess)
     return float(norm)
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    """Its norm as a float64 scalar, without a float64 copy of all of it."""
+    blocks = gradient.reshape(-1).split(_NORM_BLOCK)
+    norms = [torch.linalg.vector_norm(block.double()) for block in blocks]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

@@ -41,3 +41,13 @@ def test_clipping_scales_all_groups_by_their_common_norm(
     optimizer = torch.optim.SGD([{"params": [first]}, {"params": [second]}], lr=1.0)
     assert clip_gradients(optimizer, max_norm) == 13.0
     assert [*first.grad.tolist(), *second.grad.tolist()] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_long_gradient_has_the_norm_of_its_float64_copy() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1500, 1700))  # longer than two blocks
+    gradient = torch.randn(1700, 1500, generator=torch.Generator().manual_seed(0)).t()
+    parameter.grad = gradient.clone(memory_format=torch.preserve_format)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    expected = float(torch.linalg.vector_norm(gradient.double()))
+    assert clip_gradients(optimizer, 1e9) == pytest.approx(expected, rel=1e-7)
+    assert torch.equal(parameter.grad, gradient)  # within the bound: not a bit changes
