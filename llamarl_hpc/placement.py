@@ -108,6 +108,16 @@ class World:
     def allgather(self, value: Any) -> list[Any]:
         return [value] if self.comm is None else self.comm.allgather(value)
 
+    def maximum(self, values: Any) -> Any:
+        """Element by element over all ranks; a float32 array on each, all equally long."""
+        if self.comm is None:
+            return values
+        from mpi4py import MPI
+
+        found = values.copy()
+        self.comm.Allreduce(values, found, op=MPI.MAX)
+        return found
+
     def barrier(self) -> None:
         if self.comm is not None:
             self.comm.Barrier()
@@ -191,7 +201,7 @@ def detect() -> World:
             "(pmix for Open MPI, pmi2 for MPICH; 'srun --mpi=list' shows what there is)",
         )
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-    unname_shared_memory()
+    _unname_shared_memory()
     return World(
         rank=comm.rank,
         size=comm.size,
@@ -218,9 +228,9 @@ def step_rank(environ: Mapping[str, str]) -> int:
     return next((int(environ[name]) for name in names if name in environ), 0)
 
 
-def unname_shared_memory() -> None:
-    """MPICH's files in /dev/shm stay behind when a rank is killed. To be called once every rank of
-    the node has mapped them; without their names they go with the last of these ranks."""
+def _unname_shared_memory() -> None:
+    """MPICH's file in /dev/shm stays behind when a rank is killed. By now every rank of the node
+    has it mapped, and it is not opened again; without its name it goes with the last of them."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             path = line.split()[-1]

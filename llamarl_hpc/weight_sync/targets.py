@@ -40,7 +40,7 @@ def rectangles(piece: Piece, part: TensorPart) -> list[Rectangle]:
     row = part.shape[part.dim] * inner  # elements of what is cut, for each of the dims before
     first, last = part.start * inner, part.end * inner  # of a row that the part has
     found = []
-    for number, start, end, rows in _rows(piece.start, piece.end, row):
+    for number, start, end, rows in row_blocks(piece.start, piece.end, row):
         low, high = max(start, first), min(end, last)
         if low < high:
             found.append(
@@ -113,7 +113,7 @@ def check_tiling(parts_of_ranks: Sequence[Sequence[TensorPart]]) -> None:
             )
 
 
-def _rows(start: int, end: int, row: int) -> list[tuple[int, int, int, int]]:
+def row_blocks(start: int, end: int, row: int) -> list[tuple[int, int, int, int]]:
     """Elements start..end of a matrix with rows of `row` elements, as at most three blocks:
     number of the first row, columns from and to, how many rows."""
     first, last = start // row, end // row  # `last` is not complete

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from llamarl_hpc.channels.messages import SyncMember
@@ -91,6 +92,9 @@ class ThreadWorld(World):
     def share(self, command: Any = None) -> Any:
         return self.allgather(command)[0]
 
+    def maximum(self, values: Any) -> Any:
+        return np.maximum.reduce(self.allgather(values))
+
     def barrier(self) -> None:
         self.allgather(None)
 
@@ -111,8 +115,11 @@ def wait_staged(receiver: WeightReceiver, timeout_s: float = 20.0) -> StagedWeig
     raise AssertionError(f"no version staged within {timeout_s} s")
 
 
-def assert_holds(staged: StagedWeights, version: int) -> None:
-    expected = weights(version)
+def assert_holds(
+    staged: StagedWeights, version: int, tensors: dict[str, torch.Tensor] | None = None
+) -> None:
+    """`tensors`: other ones than `weights(version)`."""
+    expected = weights(version) if tensors is None else tensors
     got = dict(staged.tensors())
     assert list(got) == list(expected)
     for name, tensor in got.items():
