@@ -15,6 +15,8 @@ import msgspec
 import pytest
 from sync_setup import (
     SPECS,
+    ThreadWorld,
+    ToySource,
     Trainer,
     assert_holds,
     checksum_of,
@@ -27,7 +29,9 @@ from sync_setup import (
 from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
-from llamarl_hpc.weight_sync import landing
+from llamarl_hpc.types import ParameterSpec
+from llamarl_hpc.weight_sync import collective_receiver, landing
+from llamarl_hpc.weight_sync.agreed_plan import agree_on_plan
 from llamarl_hpc.weight_sync.checksum import version_checksum
 from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
 from llamarl_hpc.weight_sync.verification import Verify
@@ -206,6 +210,45 @@ def test_other_tensors_than_the_generator_needs_are_refused() -> None:
         wait_staged(reader)
     reader.close()
     trainer.close()
+
+
+def test_a_receiver_that_cuts_otherwise_than_the_trainer_gets_nothing(
+    readers: list[CollectiveReceiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer()
+    monkeypatch.setattr(collective_receiver, "plan_hash", lambda *_: "0" * 16)
+    readers[0].start(1, 1, members(0), trainer.store_address)
+    trainer.publish(1, members(0))
+    said = r"generator\.0 rank 0 would receive by plan 0{16} but the trainer sends by \w{16}"
+    with pytest.raises(WeightSyncError, match=said):
+        wait_staged(readers[0])
+    assert trainer.wait_failure().endswith(trainer.publishers[0]._plan_hash)
+    trainer.close()
+
+
+class OtherSource(ToySource):
+    """Lists its parameters in another order on rank 1."""
+
+    def parameter_specs(self) -> list[ParameterSpec]:
+        return SPECS[::-1] if self.rank else SPECS
+
+
+def test_trainer_ranks_that_would_send_by_different_plans_are_named() -> None:
+    shared: dict[str, object] = {}
+    problems: list[str] = []
+
+    def agree(rank: int) -> None:
+        source = OtherSource(rank, 2, sharded=False)
+        with pytest.raises(WeightSyncError, match="trainer rank 1 would send by another plan"):
+            agree_on_plan(ThreadWorld(rank, 2, shared), source, 1 << 20)
+        problems.append("named")
+
+    threads = [threading.Thread(target=agree, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert problems == ["named", "named"]
 
 
 PROCESS = """
