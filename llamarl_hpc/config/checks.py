@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from llamarl_hpc.config.losses import PRESETS, LossSettings
 from llamarl_hpc.config.schema import AlgorithmConfig, Config, ResourceConfig
+from llamarl_hpc.config.sync_checks import sync_sentences
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.slurm_text.gres import count_gpus
 from llamarl_hpc.slurm_text.memory import parse_memory
@@ -21,30 +22,10 @@ from llamarl_hpc.slurm_text.time_limit import parse_time
 def check(config: Config) -> None:
     """Raise ConfigError when keys contradict each other; one sentence per contradiction."""
     rules = [_data, _group, _lengths, _algorithm, _steps, _rewards, _optimizer, _processes]
-    rules += [_resources, _container, _lora]
+    rules += [_resources, _container, _lora, sync_sentences]
     sentences = [sentence for rule in rules for sentence in rule(config)]
     if sentences:
         raise ConfigError(".\n".join(sentences))
-
-
-def check_model(config: Config, context_length: int) -> None:
-    """Raise ConfigError when prompt and completion may not fit the model's context.
-
-    `context_length` is the model's own limit in tokens; `model.max_context` can only lower it.
-    """
-    limit, rollout = config.model.max_context or context_length, config.rollout
-    if limit > context_length:
-        raise ConfigError(
-            f"model.max_context is {limit} but the model was made for {context_length} tokens; "
-            "lower it or remove it"
-        )
-    longest = rollout.max_prompt_length + rollout.max_completion_length
-    if longest > limit:
-        raise ConfigError(
-            f"rollout.max_prompt_length {rollout.max_prompt_length} plus "
-            f"rollout.max_completion_length {rollout.max_completion_length} is {longest} tokens "
-            f"but the context is {limit}; lower one of them"
-        )
 
 
 def _data(config: Config) -> Iterator[str]:
@@ -284,19 +265,10 @@ def _processes(config: Config) -> Iterator[str]:
             f"channels.heartbeat_s {channels.heartbeat_s:g}, so every executor would be taken "
             "for dead; raise it to several heartbeats"
         )
-    for name in ("generator", "reward"):
-        ranks = getattr(resources, name).num_ranks
-        if ranks > 1:
-            more = "generator.replicas" if name == "generator" else "reward_pool.workers"
-            yield (
-                f"resources.{name} asks for {ranks} ranks, but it works on one; set nodes and "
-                f"ntasks_per_node to 1 and raise {more} instead"
-            )
-    nodes = max(resources.trainer.nodes, resources.generator.nodes)
-    if config.weight_sync.transport == "shared_memory" and nodes > 1:
+    if resources.reward.num_ranks > 1:
         yield (
-            f"weight_sync.transport 'shared_memory' works on one node but an executor has "
-            f"{nodes}; use 'collective' or 'auto'"
+            f"resources.reward asks for {resources.reward.num_ranks} ranks, but it works on one; "
+            "set nodes and ntasks_per_node to 1 and raise reward_pool.workers instead"
         )
 
 

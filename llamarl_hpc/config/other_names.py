@@ -17,7 +17,8 @@ _KEYS = {
     "gpus_per_node": "gpu gpus gres gpus_per_task gpus_per_replica",
     "gpu_type": "gpu_model gpu_name",
     "cpus_per_task": "cpu cpus core cores threads cores_per_task threads_per_task",
-    "ntasks_per_node": "tasks ntasks ranks processes procs ranks_per_node processes_per_node",
+    "ntasks_per_node": "tasks ntasks ranks processes procs ranks_per_node processes_per_node "
+    "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp tp_size",
     "partition": "queue",
     "account": "project allocation",
     "constraint": "feature features",

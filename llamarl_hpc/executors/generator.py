@@ -6,6 +6,9 @@ One loop does everything in turn, so no step ever sees half-loaded weights:
 
 Without in-flight updates a switch waits until nothing is running; queued groups wait for it and
 then start on the new weights. With in-flight updates it happens between two decode steps.
+
+This is rank 0. Other ranks of the replica follow what the engine and the weights tell them
+(`generator_follower.py`).
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ from llamarl_hpc.channels.messages import (
 )
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.executors.base import Context
+from llamarl_hpc.executors.replica_weights import ReplicaWeights
 from llamarl_hpc.generation.base import GenerationEngine
 from llamarl_hpc.generation.native.engine import NativeEngine
 from llamarl_hpc.models.load import resolve_model
 from llamarl_hpc.placement import lower_priority, row_length
+from llamarl_hpc.training.device import own_device
 from llamarl_hpc.weight_sync.base import StagedWeights
 from llamarl_hpc.weight_sync.select import make_receiver
 
@@ -44,13 +49,19 @@ class GeneratorExecutor:
         self.context = context
         self.engine = self._make_engine()
         self.receiver = make_receiver(
-            context.run, context.config, context.name, context.world, context.device
+            context.run,
+            context.config,
+            context.name,
+            context.world,
+            context.device,
+            parts=self.engine.parts(),
         )
+        self.weights = ReplicaWeights(self.receiver, context.world)
         self.in_flight = context.config.algorithm.in_flight_weight_updates
         self.request: ReceiveWeights | None = None  # weights under way
         self.requested_at = 0.0
         self.staged: StagedWeights | None = None  # verified, waiting for the switch
-        self.stopped = False
+        self.stopped: Stop | None = None
 
     def _make_engine(self) -> GenerationEngine:
         config = self.context.config
@@ -60,8 +71,9 @@ class GeneratorExecutor:
             max_concurrency=config.generator.max_concurrency,
             prefill_tokens=config.generator.prefill_tokens,
             max_context=row_length(config),
-            device=self.context.device,
+            device=str(own_device(self.context.device, self.context.world)),
             recompute_kv_cache=config.generator.recompute_kv_cache,
+            world=self.context.world,
         )
 
     def run(self) -> None:
@@ -70,13 +82,12 @@ class GeneratorExecutor:
             policy_version=self.engine.policy_version,
             detail={"fetching_ranks": ",".join(map(str, self.receiver.ranks))},
         )
-        try:
-            while not self.stopped:
-                self._take_messages()
-                self._receive_weights()
-                self._decode()
-        finally:
-            self.receiver.close()
+        while self.stopped is None:
+            self._take_messages()
+            self._receive_weights()
+            self._decode()
+        self.context.world.share(self.stopped)
+        self.receiver.close()
 
     @property
     def _has_work(self) -> bool:
@@ -103,7 +114,7 @@ class GeneratorExecutor:
         while message is not None:
             self._handle(message)
             # after Stop nothing is waited for; of a silent controller it is said again for ever
-            message = None if self.stopped else self.context.receive(0.0)
+            message = None if self.stopped is not None else self.context.receive(0.0)
         return arrived
 
     def _handle(self, message: ToExecutor) -> None:
@@ -112,11 +123,9 @@ class GeneratorExecutor:
                 self.engine.submit(request)
         elif isinstance(message, ReceiveWeights):
             self.request, self.requested_at = message, time.monotonic()
-            self.receiver.start(
-                message.version, message.epoch, message.members, message.store_address
-            )
+            self.weights.start(message)
         elif isinstance(message, Stop):
-            self.stopped = True
+            self.stopped = message
         else:
             raise self.context.unexpected(message)
 
@@ -133,7 +142,7 @@ class GeneratorExecutor:
     def _poll(self, request: ReceiveWeights) -> StagedWeights | None:
         """Weights that did not arrive whole leave the old ones in force."""
         try:
-            return self.receiver.poll()
+            return self.weights.poll()
         except WeightSyncError as error:
             log.warning("version %d is not taken: %s", request.version, error)
             self.context.line.send(
@@ -146,6 +155,7 @@ class GeneratorExecutor:
         assert self.request is not None
         self.context.line.set_activity(f"load version {staged.version}")
         with self.context.tracer.span("load_weights", version=staged.version):
+            self.weights.switch()
             self.engine.load_weights(staged.version, staged.tensors())
             staged.release()
         self.context.line.send(
@@ -175,5 +185,5 @@ class GeneratorExecutor:
                     self._receive_weights()
                 if self.staged is not None and self.in_flight:
                     return
-                if self._take_all(timeout_s=0.0) and self.stopped:
+                if self._take_all(timeout_s=0.0) and self.stopped is not None:
                     return

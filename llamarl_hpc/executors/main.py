@@ -135,6 +135,10 @@ def _build(role: str, context: Context) -> Executor:
         from llamarl_hpc.executors.trainer import TrainerExecutor
 
         return TrainerExecutor(context)
+    if role == "generator" and not context.world.is_leader:
+        from llamarl_hpc.executors.generator_follower import GeneratorFollower
+
+        return GeneratorFollower(context)
     if role == "generator":
         from llamarl_hpc.executors.generator import GeneratorExecutor
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from llamarl_hpc.config.checks import check_model
 from llamarl_hpc.config.load import load_config, save_resolved
+from llamarl_hpc.config.model_checks import check_model, check_replica
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller import signals
 from llamarl_hpc.controller.ending import JobAround
@@ -106,6 +106,7 @@ def prepare(config: Config, *, elsewhere: bool = False) -> Prepared:
     check_rewards(config)
     model_folder = resolve_model(config.model.path)
     check_model(config, context_length(model_folder))
+    check_replica(config, read_json(model_folder / CONFIG))
     check_reference(config, model_folder)
     return Prepared(
         config=config,

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from llamarl_hpc.config.checks import check, check_model
+from llamarl_hpc.config.checks import check
 from llamarl_hpc.config.losses import PRESETS
+from llamarl_hpc.config.model_checks import check_model, check_replica
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
 
@@ -169,8 +170,21 @@ def test_the_defaults_with_data_are_consistent() -> None:
             "'shared_memory' works on one node but an executor has 2",
         ),
         (
-            {"resources": {"generator": {"ntasks_per_node": 2}}},
-            "resources.generator asks for 2 ranks, but it works on one",
+            {
+                "weight_sync": {"replica_memory": "window"},
+                "resources": {
+                    "trainer": {"gpus_per_node": 2},
+                    "generator": {"gpus_per_node": 2, "ntasks_per_node": 2},
+                },
+            },
+            "weight_sync.replica_memory 'window' is memory of the CPU",
+        ),
+        (
+            {
+                "weight_sync": {"replica_memory": "parts", "delta": "auto"},
+                "resources": {"generator": {"ntasks_per_node": 2}},
+            },
+            "weight_sync.delta 'auto' needs a receiver that holds the whole version before",
         ),
         (
             {"resources": {"reward": {"nodes": 3}}},
@@ -217,6 +231,19 @@ def test_prompt_and_completion_must_fit_the_models_context() -> None:
     check_model(make(), 384)
     with pytest.raises(ConfigError, match=r"256 plus .* 128 is 384 tokens but the context is 383"):
         check_model(make(), 383)
+
+
+def test_every_rank_of_a_replica_needs_a_part_of_the_model() -> None:
+    smollm2 = {"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536}
+    three = make(resources={"generator": {"ntasks_per_node": 3}})
+    check_replica(three, smollm2)
+    check_replica(three, {"num_attention_heads": 4})  # of one kind of heads
+    six = make(resources={"generator": {"ntasks_per_node": 3, "nodes": 2}})
+    said = (
+        r"asks for 6 ranks \(.*\) but the model has 3 heads of keys and values .* lower them to 3"
+    )
+    with pytest.raises(ConfigError, match=said):
+        check_replica(six, smollm2)
 
 
 def test_max_context_lowers_the_limit_but_never_raises_it() -> None:

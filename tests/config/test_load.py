@@ -179,6 +179,7 @@ def test_the_resolved_copy_has_every_key(tmp_path: Path) -> None:
         ("resources: {trainer: {exclude: n7}}", "go into 'resources.trainer.options.exclude'"),
         ("resources: {gpus: 4}", "did you mean 'resources.trainer.gpus_per_node'?"),
         ("generator: {gpus: 4}", "did you mean 'resources.generator.gpus_per_node'?"),
+        ("generator: {tensor_parallel: 2}", "did you mean 'resources.generator.ntasks_per_node'?"),
         ("rewards: [{kind: python, unction: 'a:b'}]", "did you mean 'rewards.0.function'?"),
         ("data: {tasks: [{ame: x}]}", "did you mean 'data.tasks.0.name'?"),
         ("logging: {zzz: 1}", "'logging' has tensorboard, wandb"),

@@ -50,10 +50,10 @@ def context_of(name: str, line: Any, folder: Path) -> Context:
 
 
 def idle_generator(context: Context, monkeypatch: pytest.MonkeyPatch) -> Executor:
-    engine = SimpleNamespace(num_running=0, num_waiting=0, policy_version=0)
+    engine = SimpleNamespace(num_running=0, num_waiting=0, policy_version=0, parts=lambda: [])
     receiver = SimpleNamespace(ranks=(0,), close=lambda: None)
     monkeypatch.setattr(generator.GeneratorExecutor, "_make_engine", lambda _: engine)
-    monkeypatch.setattr(generator, "make_receiver", lambda *_: receiver)
+    monkeypatch.setattr(generator, "make_receiver", lambda *_, parts: receiver)
     return generator.GeneratorExecutor(context)
 
 
