@@ -1,7 +1,7 @@
 """The file in /dev/shm that shared-memory weight sync works on: two slots, a table of readers.
 
-    header     magic, rows in use | per slot: version, serial, verdict | per reader: version taken,
-               rank, executor
+    header     magic, rows in use | per slot: version, serial, verdict, judge | per reader: version
+               taken, rank, executor
     slot 0     one arena (weight_sync/plan.py)
     slot 1     one arena
     sums       per slot: for every trainer rank the serial that it has copied, and summed, then a
@@ -205,7 +205,16 @@ class Segment:
         return [int(v) for v in self._sums[slot, 2 * self._num_ranks :].astype(np.uint64)]
 
     def lock_to_judge(self, slot: int) -> bool:
-        return _lock(self._fd, _JUDGE + slot, 1)
+        assert self._row is not None
+        locked = _lock(self._fd, _JUDGE + slot, 1)
+        if locked:
+            self._words[_SLOT_FIELDS * (1 + slot) + 4] = self._row
+        return locked
+
+    def judge(self, slot: int) -> str:
+        """The reader that compared the sums of the slot last, or does so now."""
+        _, rank, executor = self._reader(int(self._words[_SLOT_FIELDS * (1 + slot) + 4]))
+        return f"{executor} rank {rank}"
 
     def unlock_to_judge(self, slot: int) -> None:
         if self._handle is not None:
@@ -245,12 +254,16 @@ class Segment:
         for row in range(int(self._words[1])):
             if _holder(self._fd, _ALIVE + row, 1) is None:
                 continue
-            at = _READER_AT + row * _READER_BYTES
-            taken, rank, name = struct.unpack_from(f"@qq{_NAME_BYTES}s", self._header, at)
-            executor = name.rstrip(b"\0").decode(errors="replace")
+            taken, rank, executor = self._reader(row)
             reads = _holder(self._fd, _slot_lock(slot) + row, 1) is not None
             if reads or (executor in executors and taken < self.version(slot)):
                 yield f"{executor} rank {rank}"
+
+    def _reader(self, row: int) -> tuple[int, int, str]:
+        """Version taken, rank, executor."""
+        at = _READER_AT + row * _READER_BYTES
+        taken, rank, name = struct.unpack_from(f"@qq{_NAME_BYTES}s", self._header, at)
+        return taken, rank, name.rstrip(b"\0").decode(errors="replace")
 
     @property
     def _fd(self) -> int:

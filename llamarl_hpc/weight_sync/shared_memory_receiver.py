@@ -100,7 +100,7 @@ class SharedMemoryReceiver:
         serial = segment.serial(slot)
         while (verdict := segment.verdict(slot, serial)) is None:
             if not segment.lock_to_judge(slot):
-                self._pause(version, deadline)
+                self._pause(version, deadline, f"{segment.judge(slot)} to verify version {version}")
                 continue
             try:
                 if segment.verdict(slot, serial) is None:
@@ -122,6 +122,8 @@ class SharedMemoryReceiver:
         ]
         for rank in range(layout.num_ranks):
             while not segment.is_summed(slot, rank, serial):
+                if not segment.is_owned():
+                    raise WeightSyncError("the trainer is gone; it had not summed it")
                 self._pause(version, deadline, f"trainer rank {rank} to sum version {version}")
         pairs = enumerate(zip(found, segment.sums(slot), strict=True))
         segment.set_verdict(slot, serial, next((n + 1 for n, (a, b) in pairs if a != b), 0))
