@@ -133,6 +133,9 @@ def weight_sync(
     dtype: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     trainers: Annotated[int, typer.Option(min=1, help="Trainer ranks.")] = 2,
     generators: Annotated[int, typer.Option(min=1, help="Replicas of one rank.")] = 2,
+    ranks_per_replica: Annotated[
+        int, typer.Option(min=1, help="Also measure replicas of so many ranks.")
+    ] = 1,
     zero: Annotated[int, typer.Option(min=0, max=3, help="ZeRO stage of the trainer.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="The medians count.")] = 5,
 ) -> None:
@@ -154,6 +157,7 @@ def weight_sync(
         generators=generators,
         zero_stage=zero,
         rounds=rounds,
+        ranks_per_replica=ranks_per_replica,
     )
     figures = measure(task)
     Console().print(_table(figures))

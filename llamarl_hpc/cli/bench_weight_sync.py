@@ -13,8 +13,10 @@ round each way of moving one version takes its turn, and the medians of the roun
 
 `_verified` is the same with `weight_sync.verify: full`. For `in_flight_pause` each replica reads
 all its weights again and again, as decoding does, while a version arrives: the time between the two
-such steps that the switch lies between, and what of it is no plain copy, in steps. Ratios are taken
-round by round, so that a machine that others use at the time hurts both sides.
+such steps that the switch lies between, and what of it is no plain copy, in steps. With
+`--ranks-per-replica`, `collective` is also measured to replicas of so many ranks, which share a
+window. Ratios are taken round by round, so that a machine that others use at the time hurts both
+sides.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def measure(task: Task) -> dict[str, Any]:
     """All figures, ready for JSON. Raises ConfigError when the machine is too small."""
     specs = model_specs(task.size, task.dtype, task.parameters)
     num_bytes = sum(spec.numel for spec in specs) * _ITEM_BYTES[task.dtype]
-    _check_memory(num_bytes * _copies(task.generators))
+    _check_memory(num_bytes * _copies(task))
     with tempfile.TemporaryDirectory(prefix="bench-weight-sync-") as folder:
         answer = _run(msgspec.structs.replace(task, folder=folder))
     return figures(task, answer)
@@ -94,6 +96,9 @@ def figures(task: Task, answer: Answer) -> dict[str, Any]:
     for way, value in seconds.items():
         result[f"{way}_s"] = value
         result[f"{way}_gb_per_s_per_receiver"] = gigabytes / value
+    if task.ranks_per_replica > 1:
+        wide = [(r.wide or 0.0) / r.seconds["collective"] for r in rounds]
+        result[f"collective_s_{task.ranks_per_replica}_ranks_vs_1"] = statistics.median(wide)
     for way in _TRANSPORTS:
         result[f"{way}_trainer_stall_s"] = statistics.median(r.stall[way] for r in rounds)
     for way in rounds[0].pause:
@@ -110,10 +115,12 @@ def figures(task: Task, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _copies(generators: int) -> int:
+def _copies(task: Task) -> int:
     """Of the model that all processes together hold: trainers the weights, a copy, what a bare
-    broadcast sends, four snapshots, two pairs of slots; a replica two copies, what it receives."""
-    return 3 + 4 + 4 + (2 + 4) * generators
+    broadcast sends, four snapshots, two pairs of slots; a replica two copies, what it receives.
+    For replicas of several ranks, another snapshot and a window each."""
+    wide = 1 + task.generators if task.ranks_per_replica > 1 else 0
+    return 3 + 4 + 4 + (2 + 4) * task.generators + wide
 
 
 def _check_memory(need: int) -> None:
@@ -130,7 +137,8 @@ def _check_memory(need: int) -> None:
 def _run(task: Task) -> Answer:
     """Start the ranks and wait for what their first one writes."""
     as_root = os.geteuid() == 0
-    mpiexec = MpiExec.find().argv(task.trainers + task.generators, as_root=as_root)
+    ranks = task.trainers + task.generators * task.ranks_per_replica
+    mpiexec = MpiExec.find().argv(ranks, as_root=as_root)
     program = [sys.executable, "-m", "llamarl_hpc.weight_sync.bench_rank"]
     environment = os.environ | {
         MARKER: "bench",

@@ -1,4 +1,5 @@
-"""One process of `llamarl-hpc bench weight-sync`: a trainer rank or a generator replica."""
+"""One process of `llamarl-hpc bench weight-sync`: a trainer rank, a replica of one rank, or, with
+`--ranks-per-replica`, another rank of a replica, which takes part only where those are measured."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from llamarl_hpc.placement import World, detect
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.weight_sync.arena import torch_dtype
 from llamarl_hpc.weight_sync.base import StagedWeights, WeightPublisher, WeightReceiver
+from llamarl_hpc.weight_sync.bench_replica import ReplicaWay
 from llamarl_hpc.weight_sync.bench_task import Answer, Round, Task, model_specs
 from llamarl_hpc.weight_sync.bench_weights import MadeUpWeights
 from llamarl_hpc.weight_sync.collective import CollectivePublisher
@@ -46,9 +48,13 @@ class Bench:
     def __init__(self, task: Task, everybody: World) -> None:
         self.task, self.everybody = task, everybody
         self.is_trainer = everybody.rank < task.trainers
-        comm = everybody.comm.Split(0 if self.is_trainer else everybody.rank, everybody.rank)
-        self.world = World(rank=comm.rank, size=comm.size, comm=comm)
-        self.number = everybody.rank - task.trainers  # of the replica
+        behind = everybody.rank - task.trainers
+        replica = -1 if self.is_trainer else behind % task.generators
+        comm = everybody.comm.Split(1 + replica, everybody.rank)
+        self.world = World(
+            rank=comm.rank, size=comm.size, local_rank=comm.rank, comm=comm, node=comm
+        )
+        self.number = replica if comm.rank == 0 else -1  # of the replica that is this process
         self.specs = model_specs(task.size, task.dtype, task.parameters)
         self.num_bytes = sum(s.numel * torch_dtype(s.dtype).itemsize for s in self.specs)
         self.source: MadeUpWeights | None = None
@@ -59,7 +65,7 @@ class Bench:
                 self.specs, comm.rank, comm.size, sharded=task.zero_stage == 3
             )
             self.copy = [torch.empty_like(part).zero_() for part in self.source.parts()]
-        else:
+        elif self.is_replica:
             self.copy = [torch.zeros(s.shape, dtype=torch_dtype(s.dtype)) for s in self.specs]
             self.others = [torch.zeros_like(tensor) for tensor in self.copy]
         self.publishers: dict[str, WeightPublisher] = {}
@@ -71,6 +77,20 @@ class Bench:
         self.groups = self._make_groups()
         self.raw = self._raw_memory()
         self.version = 0
+        self.wide: ReplicaWay | None = None
+        if task.ranks_per_replica > 1:
+            self.wide = ReplicaWay(
+                config=WeightSyncConfig(verify="off", timeout_s=_TIMEOUT_S),
+                everybody=everybody,
+                world=self.world,
+                source=self.source,
+                replicas=task.generators,
+                number=replica,
+            )
+
+    @property
+    def is_replica(self) -> bool:
+        return self.number >= 0
 
     # ------------------------------------------------------------------ set-up
 
@@ -95,7 +115,7 @@ class Bench:
             self.publishers[way] = SharedMemoryPublisher(
                 run=run, config=config, world=self.world, source=self.source
             )
-        elif transport == "collective":
+        elif self.is_replica and transport == "collective":
             self.receivers[way] = CollectiveReceiver(
                 config=config,
                 executor=f"generator.{self.number}",
@@ -103,7 +123,7 @@ class Bench:
                 device="cpu",
                 address=_HOST,
             )
-        else:
+        elif self.is_replica:
             self.receivers[way] = SharedMemoryReceiver(
                 run=run, config=config, executor=f"generator.{self.number}", rank=0
             )
@@ -115,7 +135,7 @@ class Bench:
         """ "gather": the trainer ranks; "0", "1", ...: a trainer rank and all replicas."""
         address, task = self.addresses["collective"], self.task
         places: dict[str, list[int]] = {"gather": list(range(task.trainers))}
-        replicas = range(task.trainers, self.everybody.size)
+        replicas = range(task.trainers, task.trainers + task.generators)
         for rank in range(task.trainers):
             places[f"{rank}"] = [rank, *replicas]
         return {
@@ -186,14 +206,14 @@ class Bench:
         self._train(way)
         self.meet()
         start = time.monotonic()
-        if not self.is_trainer:
+        if self.is_replica:
             for target, tensor in zip(self.others, self.copy, strict=True):
                 target.copy_(tensor)
         copy = time.monotonic() - start
         self.meet()
         self._begin(way, self.task.generators)
         steps, pause = [], 0.0
-        while not self.is_trainer and not pause:
+        while self.is_replica and not pause:
             start = time.monotonic()
             self._decode()
             end = time.monotonic()
@@ -204,7 +224,7 @@ class Bench:
         self.meet()  # asleep: a collective would spin on a core that decoding needs
         mine = (pause, median(steps or [0.0]), copy)
         found: list[tuple[float, float, float]] = self.everybody.allgather(mine)
-        return max(found[self.task.trainers :])
+        return max(found[self.task.trainers :][: self.task.generators])
 
     def _train(self, way: str) -> None:
         """The next version. It need not differ where everything is sent anyway."""
@@ -222,7 +242,7 @@ class Bench:
         return 0.0
 
     def _takes_part(self, replicas: int) -> bool:
-        return 0 <= self.number < replicas
+        return self.is_replica and self.number < replicas
 
     def _load(self, staged: StagedWeights) -> None:
         """As an engine does."""
@@ -236,6 +256,13 @@ class Bench:
             if tensor.dim() == 2:
                 torch.mv(tensor, torch.ones(tensor.shape[1], dtype=tensor.dtype))
 
+    def sync_wide(self, way: ReplicaWay) -> float:
+        """Seconds until every rank of every replica may read the version."""
+        self.version += 1
+        seconds = self.time(lambda: way.sync(self.version))
+        way.release()
+        return seconds
+
     def raw_broadcast(self) -> None:
         works = [broadcast(self.groups[name], memory) for name, memory in self.raw.items()]
         for work in works:
@@ -243,9 +270,10 @@ class Bench:
 
     def gather_broadcast(self) -> None:
         """As systems do that send from one rank: one parameter after the other."""
-        if not self.is_trainer:
+        if self.is_replica:
             for tensor in self.copy:
                 broadcast(self.groups["0"], tensor).wait()
+        if not self.is_trainer:
             return
         for _, whole in self._gathered():
             if self.everybody.is_leader:
@@ -260,6 +288,7 @@ class Bench:
             if self.everybody.is_leader:
                 save_file(whole, path.with_suffix(".part"))
                 path.with_suffix(".part").rename(path)
+        if not self.is_replica:
             return
         while not path.exists():
             time.sleep(_POLL_S)
@@ -303,7 +332,8 @@ class Bench:
         seconds["disk"] = self.time(self.disk)
         if self.everybody.is_leader:
             (Path(self.task.folder) / f"{self.version}.safetensors").unlink()
-        return Round(seconds=seconds, stall=stall, pause=pause, by_replicas=by_replicas)
+        wide = None if self.wide is None else self.sync_wide(self.wide)
+        return Round(seconds=seconds, stall=stall, pause=pause, by_replicas=by_replicas, wide=wide)
 
     def collective_memory(self) -> int:
         """Bytes that the collective transport and its first transfer added to this process."""
@@ -313,6 +343,8 @@ class Bench:
 
     def close(self) -> None:
         self.meet()
+        if self.wide is not None:
+            self.wide.close()
         for publisher in self.publishers.values():
             publisher.close()
         for receiver in self.receivers.values():

@@ -18,6 +18,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     generators: int
     zero_stage: int
     rounds: int
+    ranks_per_replica: int = 1  # of those that are measured beside
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     # weights and the first on the new ones, of a step, and of a plain copy of all weights
     pause: dict[str, tuple[float, float, float]]
     by_replicas: dict[str, float]  # shared_memory, with so many replicas
+    wide: float | None = None  # collective, to replicas of `ranks_per_replica`
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,8 @@ from llamarl_hpc.weight_sync.bench_task import Answer, Round, Task, model_specs
 def test_every_way_is_measured_between_processes(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     words = ["bench", "weight-sync", "--size", "custom", "--parameters", "1", "--rounds", "1"]
-    words += ["--trainers", "1", "--generators", "1", "--json", str(out)]
+    words += ["--trainers", "1", "--generators", "1", "--ranks-per-replica", "2"]
+    words += ["--json", str(out)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
@@ -25,7 +26,7 @@ def test_every_way_is_measured_between_processes(tmp_path: Path) -> None:
         assert found[key] > 0 and key in result.output
     assert found["collective_vs_raw_broadcast"] > 0 and found["collective_vs_disk"] > 0
     assert found["shared_memory_verified_in_flight_pause_s"] > 0
-    assert found["collective_delta_s"] > 0
+    assert found["collective_delta_s"] > 0 and found["collective_s_2_ranks_vs_1"] > 0
     assert found["collective_trainer_stall_s"] < found["collective_verified_s"]
     assert found["shared_memory_file_mib"] > 2 * found["gigabytes"] * 1000**3 / 1024**2
 
@@ -45,6 +46,7 @@ def test_ratios_are_taken_round_by_round() -> None:
             stall=dict.fromkeys(list(seconds(1.0))[1:6], 1.1 * machine),
             pause={"collective_verified": (1.5 * machine, 0.2 * machine, 1.2 * machine)},
             by_replicas={"1": machine, "2": 1.1 * machine},
+            wide=5.25 * machine,
         )
         for machine in (1.0, 3.0, 0.5)  # others work there too
     ]
@@ -60,6 +62,7 @@ def test_ratios_are_taken_round_by_round() -> None:
         generators=2,
         zero_stage=3,
         rounds=3,
+        ranks_per_replica=4,
     )
     found = figures(task, answer)
     assert found["shared_memory_vs_copy"] == pytest.approx(0.8)
@@ -72,6 +75,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     beyond = found["collective_verified_in_flight_pause_beyond_copy_in_steps"]
     assert beyond == pytest.approx(1.5)
     assert found["shared_memory_s_2_replicas_vs_1"] == pytest.approx(1.1)
+    assert found["collective_s_4_ranks_vs_1"] == pytest.approx(1.05)
     assert found["shared_memory_gb_per_s_per_receiver"] == pytest.approx(3.2)
 
 
