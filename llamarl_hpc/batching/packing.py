@@ -6,6 +6,8 @@ Two forms of a row:
     shared prompt   [prompt, c1, c2, ...]               one row per group (or part of one); every
                      0 ..P  P.. P..   position ids       completion sees the prompt and itself
 
+A completion's last token is a target only: nothing is predicted from it, so no row holds it.
+
 Whole groups go to ranks, balanced by tokens. All ranks get the same number of micro-batches:
 ZeRO's collectives need equal numbers of forward and backward passes, so a rank with less work
 gets dummies of weight 0.
@@ -41,7 +43,7 @@ class MicroBatch:
     weights: Array  # float64 [K], share of the token in the batch's loss; 0 where not trained
     rollout_index: Array  # int64 [K], number of the token's rollout, from 0; each is here whole
     flat_index: Array  # int64 [K], where token k lies in the batch's N; empty for a dummy
-    num_tokens: int  # without padding; 0 for a dummy
+    num_tokens: int  # in the rows, without padding; 0 for a dummy
     logprobs_reference: Array | None = None  # float32 [K], if the batch has them
     lags: Array | None = None  # int32 [K], likewise
 
@@ -129,6 +131,7 @@ class _Layout:
         self.prompt_lengths = batch.prompt_lengths.astype(np.int64)
         self.lengths = batch.completion_lengths.astype(np.int64)
         self.prompt_starts = np.cumsum(self.prompt_lengths) - self.prompt_lengths
+        self.inputs = self.lengths - 1  # tokens of a completion that are in its row
         self.starts = np.cumsum(self.lengths) - self.lengths
         assert self.prompt_lengths.min() >= 1, "the first token is predicted from the prompt's last"
         assert int(self.lengths.sum()) == len(batch.completion_ids) == len(batch.logprobs)
@@ -140,7 +143,7 @@ class _Layout:
     def assign_groups(self, num_ranks: int, share_prompt: bool) -> list[list[int]]:
         """Groups of each rank: the longest first, each to the rank with the fewest tokens."""
         costs = [
-            int(self.lengths[rollouts].sum())
+            int(self.inputs[rollouts].sum())
             + int(self.prompt_lengths[group]) * (1 if share_prompt else len(rollouts))
             for group, rollouts in enumerate(self.members)
         ]
@@ -159,7 +162,7 @@ class _Layout:
             chosen: list[int] = []
             length = prompt_length = int(self.prompt_lengths[group])
             for rollout in self.members[group]:
-                added = int(self.lengths[rollout])
+                added = int(self.inputs[rollout])
                 if chosen and (not share_prompt or length + added > max_length):
                     rows.append(_Row(group=group, rollouts=tuple(chosen), length=length))
                     chosen, length = [], prompt_length
@@ -183,16 +186,16 @@ class _Layout:
             segment_ids[b, :prompt_length] = PROMPT_SEGMENT
             at = prompt_length
             for segment, rollout in enumerate(row.rollouts, start=1):
-                source, length = int(self.starts[rollout]), int(self.lengths[rollout])
-                token_ids[b, at : at + length] = batch.completion_ids[source : source + length]
-                position_ids[b, at : at + length] = prompt_length + np.arange(length)
-                segment_ids[b, at : at + length] = segment
+                source, inputs = int(self.starts[rollout]), int(self.inputs[rollout])
+                token_ids[b, at : at + inputs] = batch.completion_ids[source : source + inputs]
+                position_ids[b, at : at + inputs] = prompt_length + np.arange(inputs)
+                segment_ids[b, at : at + inputs] = segment
                 # Token t is predicted where token t-1 stands; the first one by the prompt's last.
-                predictors = at - 1 + np.arange(length)
+                predictors = at - 1 + np.arange(inputs + 1)
                 predictors[0] = prompt_length - 1
                 gather.append(b * width + predictors)
-                order.append(source + np.arange(length))
-                at += length
+                order.append(source + np.arange(inputs + 1))
+                at += inputs
         flat_index = np.concatenate(order)
         rollout_lengths = [len(tokens) for tokens in order]
         advantages = np.repeat(batch.advantages, self.lengths)

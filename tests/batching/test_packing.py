@@ -67,28 +67,28 @@ def pack(
 def test_a_shared_prompt_row_by_hand() -> None:
     batch = make_batch([[7, 8, 9]], [(0, [1, 2]), (0, [3]), (0, [4, 5, 6])])
     ((micro_batch,),) = pack(batch)
-    assert micro_batch.token_ids.tolist() == [[7, 8, 9, 1, 2, 3, 4, 5, 6]]
-    assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 3, 3, 4, 5]]
-    assert micro_batch.segment_ids.tolist() == [[0, 0, 0, 1, 1, 2, 3, 3, 3]]
+    assert micro_batch.token_ids.tolist() == [[7, 8, 9, 1, 4, 5]]  # without last tokens
+    assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 3, 4]]
+    assert micro_batch.segment_ids.tolist() == [[0, 0, 0, 1, 3, 3]]
     # the first token of each completion is predicted by the last of the prompt, at 2
-    assert micro_batch.gather_index.tolist() == [2, 3, 2, 2, 6, 7]
+    assert micro_batch.gather_index.tolist() == [2, 3, 2, 2, 4, 5]
     assert micro_batch.target_ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert micro_batch.advantages.tolist() == [0, 0, 1, 2, 2, 2]
     assert micro_batch.logprobs.tolist() == [0, -1, -2, -3, -4, -5]
     assert micro_batch.weights.tolist() == [1 / 6] * 6
     assert micro_batch.flat_index.tolist() == list(range(6))
     assert micro_batch.rollout_index.tolist() == [0, 0, 1, 2, 2, 2]
-    assert micro_batch.num_tokens == 9
+    assert micro_batch.num_tokens == 6
     assert micro_batch.has_shared_prompt
 
 
 def test_plain_rows_by_hand() -> None:
     batch = make_batch([[7, 8]], [(0, [1, 2]), (0, [3, 4, 5])])
     ((micro_batch,),) = pack(batch, share_prompt=False)
-    assert micro_batch.token_ids.tolist() == [[7, 8, 3, 4, 5], [7, 8, 1, 2, 0]]
-    assert micro_batch.segment_ids.tolist() == [[0, 0, 1, 1, 1], [0, 0, 1, 1, -1]]
-    assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 4]] * 2
-    assert micro_batch.gather_index.tolist() == [1, 2, 3, 6, 7]
+    assert micro_batch.token_ids.tolist() == [[7, 8, 3, 4], [7, 8, 1, 0]]
+    assert micro_batch.segment_ids.tolist() == [[0, 0, 1, 1], [0, 0, 1, -1]]
+    assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3]] * 2
+    assert micro_batch.gather_index.tolist() == [1, 2, 3, 5, 6]
     assert micro_batch.flat_index.tolist() == [2, 3, 4, 0, 1]
     assert micro_batch.rollout_index.tolist() == [0, 0, 0, 1, 1]
     assert not micro_batch.has_shared_prompt
@@ -99,7 +99,7 @@ def test_padding_is_known_by_length_and_not_by_token() -> None:
     batch = make_batch([[5]], [(0, [6, 0]), (0, [6, 7, 8, 0])])
     ((micro_batch,),) = pack(batch, share_prompt=False)
     assert micro_batch.target_ids.tolist() == [6, 7, 8, 0, 6, 0]
-    assert micro_batch.segment_ids.tolist() == [[0, 1, 1, 1, 1], [0, 1, 1, -1, -1]]
+    assert micro_batch.segment_ids.tolist() == [[0, 1, 1, 1], [0, 1, -1, -1]]
 
 
 @pytest.mark.parametrize("share_prompt", [True, False])
@@ -139,15 +139,15 @@ def test_a_group_stays_on_one_rank_and_ranks_are_balanced() -> None:
 def test_a_group_that_exceeds_the_budget_is_cut_into_several_rows() -> None:
     batch = make_batch([[1] * 10], [(0, [2] * 8) for _ in range(5)])
     ((*micro_batches,),) = pack(batch, budget=30)
-    assert [m.token_ids.shape for m in micro_batches] == [(1, 26), (1, 26), (1, 18)]
+    assert [m.token_ids.shape for m in micro_batches] == [(1, 24), (1, 24), (1, 17)]
     ((single, _),) = pack(make_batch([[1] * 10], [(0, [2] * 40), (0, [3])]), budget=30)
-    assert single.token_ids.shape == (1, 50)  # longer than the budget: alone
+    assert single.token_ids.shape == (1, 49)  # longer than the budget: alone
 
 
 def test_ranks_with_less_work_get_dummies_of_weight_zero() -> None:
     batch = make_batch([[1, 2], [3]], [(0, [4] * 60), (0, [5] * 60), (1, [6])])
     first, second, third = pack(batch, num_ranks=3)
-    assert [[m.num_tokens for m in r] for r in (first, second, third)] == [[62, 62], [2, 0], [0, 0]]
+    assert [[m.num_tokens for m in r] for r in (first, second, third)] == [[61, 61], [1, 0], [0, 0]]
     assert sum(float(m.weights.sum()) for r in (first, second, third) for m in r) == pytest.approx(
         1
     )
