@@ -18,12 +18,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from llamarl_hpc.batching.credit import Credit, CreditRules, assign_credit, divergence
 from llamarl_hpc.batching.packing import (
@@ -35,6 +36,7 @@ from llamarl_hpc.config.load import load_config
 from llamarl_hpc.config.losses import LossSettings
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.generation.native.engine import NativeEngine
+from llamarl_hpc.models.int8 import quantised
 from llamarl_hpc.models.load import resolve_model
 from llamarl_hpc.placement import row_length
 from llamarl_hpc.prompts.cursor import PromptCursor
@@ -72,6 +74,7 @@ def train_loop(config: Config) -> Iterator[dict[str, Any]]:
         max_concurrency=config.generator.max_concurrency,
         prefill_tokens=config.generator.prefill_tokens,
         max_context=row_length(config),
+        int8=config.generator.quantization == "int8",
     )
     policy = build_policy(config, model_folder)
     reference = None  # a third copy, frozen, if there is a KL term
@@ -111,7 +114,10 @@ def train_loop(config: Config) -> Iterator[dict[str, Any]]:
         figures, grad_norm = train_step(policy, optimizer, batch, version, config)
         if grad_norm is not None:
             version += 1
-            generator.load_weights(version, policy.parameter_names().items())
+            weights: Iterable[tuple[str, Tensor]] = policy.parameter_names().items()
+            if config.generator.quantization == "int8":
+                weights = quantised(weights)
+            generator.load_weights(version, weights)
         yield {
             "step": step,
             "policy_version": version,

@@ -58,6 +58,7 @@ class StepTimings:
             "time/wait_for_batch": waited_s,
             "time/weight_sync": self._weights.last_seconds,
             "time/weight_sync_blocking": self._weights.last_blocking_seconds,
+            "weight_sync/mib": self._weights.last_num_bytes / 2**20,
             "weight_sync/sent_share": self._weights.last_sent_share,
             "time/checkpoint_blocking": self._saving.blocked_s(),
             "time/elapsed": self.elapsed_s,

@@ -43,6 +43,7 @@ class WeightFlow:
         self.offered = -1  # the newest version that was published
         self.last_seconds = 0.0  # from the last request until the last replica had switched
         self.last_blocking_seconds = 0.0  # for which the trainer was kept, last time
+        self.last_num_bytes = 0  # of the version that was published last
         self.last_sent_share = 1.0  # of the bytes of a version that travelled, last time
         self._members: tuple[str, ...] = ()
         self._published: WeightsPublished | None = None
@@ -111,6 +112,7 @@ class WeightFlow:
     def on_published(self, message: WeightsPublished) -> None:
         self._published = message
         self.last_blocking_seconds = message.seconds
+        self.last_num_bytes = message.num_bytes
         self.bell.ring()
 
     def on_summed(self, message: WeightsSummed) -> None:

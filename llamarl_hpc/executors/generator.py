@@ -73,6 +73,7 @@ class GeneratorExecutor:
             max_context=row_length(config),
             device=str(own_device(self.context.device, self.context.world)),
             recompute_kv_cache=config.generator.recompute_kv_cache,
+            int8=config.generator.quantization == "int8",
             world=self.context.world,
         )
 

@@ -32,6 +32,7 @@ class GeneratorFollower:
             max_context=row_length(config),
             device=str(own_device(context.device, context.world)),
             world=context.world,
+            int8=config.generator.quantization == "int8",
         )
         self.receiver = make_receiver(
             context.run,

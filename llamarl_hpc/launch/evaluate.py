@@ -37,6 +37,7 @@ def evaluate_model(config: Config) -> dict[str, Any]:
         prefill_tokens=config.generator.prefill_tokens,
         max_context=row_length(config),
         device=device_of(config, "generator"),
+        int8=config.generator.quantization == "int8",
     )
     start = time.monotonic()
     groups = _generate(engine, prompts, config)

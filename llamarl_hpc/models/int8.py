@@ -39,6 +39,7 @@ def row_scales(largest: Tensor) -> Tensor:
     return torch.where(scales < _TINY, 1.0, scales)
 
 
+@torch.no_grad()
 def largest_of_rows(matrix: Tensor) -> Tensor:
     """[rows], in the matrix's dtype. 0 for a matrix without columns."""
     if not matrix.shape[1]:
@@ -46,6 +47,7 @@ def largest_of_rows(matrix: Tensor) -> Tensor:
     return torch.maximum(matrix.amax(dim=1), -matrix.amin(dim=1))
 
 
+@torch.no_grad()
 def quantise_rows(matrix: Tensor, scales: Tensor) -> Tensor:
     """int8 [rows, columns]; `matrix` may be any columns of its rows, `scales` [rows] is theirs."""
     found = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)

@@ -25,6 +25,7 @@ from llamarl_hpc.weight_sync.base import (
 from llamarl_hpc.weight_sync.collective import CollectivePublisher
 from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
 from llamarl_hpc.weight_sync.plan import make_arena
+from llamarl_hpc.weight_sync.quantised_source import QuantisedSource, QuantisingPublisher
 from llamarl_hpc.weight_sync.segment import shortage
 from llamarl_hpc.weight_sync.shared_memory import SharedMemoryPublisher
 from llamarl_hpc.weight_sync.shared_memory_receiver import SharedMemoryReceiver
@@ -41,6 +42,16 @@ def make_publisher(
 
     Raises ConfigError when shared memory is asked for and there is not enough.
     """
+    if config.generator.quantization == "int8":
+        quantised = QuantisedSource(source, world)
+        publisher = _make_publisher(run, config, world, quantised, device)
+        return QuantisingPublisher(quantised, publisher)
+    return _make_publisher(run, config, world, source, device)
+
+
+def _make_publisher(
+    run: RunDir, config: Config, world: World, source: WeightSource, device: str
+) -> WeightPublisher:
     if world.bcast(_takes_shared_memory(config, source, device) if world.is_leader else None):
         return SharedMemoryPublisher(run=run, config=config.weight_sync, world=world, source=source)
     return CollectivePublisher(

@@ -15,9 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from tiny_policy import random_batch, tiny_config
+from torch import Tensor
 
+from llamarl_hpc.models.int8 import quantised
 from llamarl_hpc.placement import World, detect, init_process_group
 from llamarl_hpc.training.engine import TrainerEngine
+from llamarl_hpc.weight_sync.quantised_source import QuantisedSource
 
 NUM_GROUPS = (4, 1, 7, 3)  # of each step; with 1 a rank has nothing but dummies
 
@@ -34,6 +37,18 @@ def check_shards(engine: TrainerEngine, world: World) -> None:
             assert all(a[1] == b[0] for a, b in pairwise(ranges))
         start, end = owned or (0, spec.numel)
         assert torch.equal(engine.read(spec.name, start, end), flat[start:end]), spec.name
+    check_quantised(engine, world, exported)
+
+
+def check_quantised(engine: TrainerEngine, world: World, exported: dict[str, Tensor]) -> None:
+    """What the ranks send as int8 are the bytes of the whole matrices."""
+    source, expected = QuantisedSource(engine, world), dict(quantised(exported.items()))
+    source.measure()
+    assert [spec.name for spec in source.parameter_specs()] == list(expected)
+    for spec in source.parameter_specs():
+        start, end = source.owned_range(spec.name) or (0, spec.numel)
+        flat = expected[spec.name].view(-1)[start:end]
+        assert start == end or torch.equal(source.read(spec.name, start, end), flat), spec.name
 
 
 def train(world: World, model_folder: Path, work_folder: Path, stage: int, dtype: str) -> None:

@@ -45,7 +45,7 @@ def mpi_run(size: int, program: Path, *arguments: object) -> subprocess.Complete
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("num_trainers", "num_generators", "layout"),
-    [(1, 1, "whole"), (2, 2, "whole"), (2, 2, "sharded")],
+    [(1, 1, "whole"), (2, 2, "whole"), (2, 2, "sharded"), (3, 1, "quantised")],
 )
 @pytest.mark.parametrize(("transport", "said"), [("auto", "memory"), ("collective", "network")])
 def test_worlds_exchange_weights_bit_by_bit(

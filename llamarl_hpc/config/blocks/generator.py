@@ -20,6 +20,12 @@ class GeneratorConfig(Block):
         "`resources.generator` says.",
     )
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Weights and KV cache.")
+    quantization: Literal["none", "int8"] = Field(
+        "none",
+        description="`int8`: the layers' matrices travel and are kept as 8-bit integers, with a "
+        "float32 scale for every row; the trainer quantises what it sends. Embedding, output "
+        "matrix and norms stay as they are.",
+    )
     max_concurrency: PositiveInt = Field(64, description="Sequences decoded at a time, a replica.")
     prefill_tokens: PositiveInt = Field(
         2048, description="Prompt tokens computed in one step at most."
