@@ -55,7 +55,7 @@ from llamarl_hpc.weight_sync.rendezvous import (
 from llamarl_hpc.weight_sync.verification import checksum_of, compare
 
 
-class SharedMemory(Protocol):
+class SharedArena(Protocol):
     """Memory that other processes read, and that is there for good."""
 
     @property
@@ -82,7 +82,7 @@ class CollectiveReceiver:
         address: str,
         specs: Sequence[ParameterSpec] | None = None,
         parts: Sequence[TensorPart] | None = None,
-        shared: SharedMemory | None = None,
+        shared: SharedArena | None = None,
     ) -> None:
         self._config, self._address, self._specs = config, address, specs
         self._parts, self._shared = parts, shared

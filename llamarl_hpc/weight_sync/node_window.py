@@ -12,6 +12,8 @@ so nothing stays behind when a rank is killed.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 
 from llamarl_hpc.types import Array
+from llamarl_hpc.weight_sync.segment import SHM
 
 _HEADER_BYTES = 1 << 16
 _SERIAL, _STATE, _LENGTH, _HANGS, _RANKS = 0, 1, 2, 3, 16  # int64
@@ -26,6 +29,22 @@ _TEXT_AT, _TEXT_BYTES = 1 << 15, 1 << 14
 _STAGED, _FAILED = 1, 2
 _CLOSE_S = 5.0
 _POLL_S = 0.001
+
+
+def shortage(num_bytes: int) -> str | None:
+    """Why this node has no room for a window of so many bytes; None if it has. MPI takes it from
+    the same place as shared memory of any kind, and a process that writes beyond it dies."""
+    if not SHM.is_dir():
+        return None
+    stats = os.statvfs(SHM)
+    free, need = stats.f_bavail * stats.f_frsize, _HEADER_BYTES + num_bytes
+    if free >= need:
+        return None
+    return (
+        f"{SHM} of {socket.gethostname()} has {free >> 20:,} MiB free but a window for the weights "
+        f"needs {(need >> 20) + 1:,} MiB; enlarge it (mount -o remount, or docker run --shm-size) "
+        "or set weight_sync.replica_memory: parts"
+    )
 
 
 class NodeWindow:

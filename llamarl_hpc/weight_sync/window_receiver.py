@@ -21,7 +21,7 @@ from llamarl_hpc.weight_sync.arena import StagedArena
 from llamarl_hpc.weight_sync.base import StagedWeights
 from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
 from llamarl_hpc.weight_sync.group import connect_store, reason
-from llamarl_hpc.weight_sync.node_window import NodeWindow
+from llamarl_hpc.weight_sync.node_window import NodeWindow, shortage
 from llamarl_hpc.weight_sync.plan import Arena
 from llamarl_hpc.weight_sync.rendezvous import Board, Watch, read_layout
 
@@ -48,6 +48,7 @@ class WindowReceiver:
         self._window: NodeWindow | None = None
         self._inner: CollectiveReceiver | None = None  # on the rank that fetches
         self._serial, self._version = 0, -1  # of the last `start`
+        self._asked = self._heard = 0  # fetches that were begun, and that have ended
         self._is_due = False  # its result has not been told yet
         self._reads = False  # it has been handed out, and not been released
         self._problem = ""  # why nothing was begun
@@ -62,6 +63,7 @@ class WindowReceiver:
         if not self._reads:
             self._window.let_go(self._serial - 1)
         if self._inner is not None:
+            self._asked += 1
             self._inner.start(version, epoch, members, store_address)
 
     def poll(self) -> StagedWeights | None:
@@ -105,7 +107,9 @@ class WindowReceiver:
         mine: tuple[Arena | None, str] = (None, "")
         if node.rank == 0:
             try:
-                mine = (self._read_arena(store_address), "")
+                arena = self._read_arena(store_address)
+                short = shortage(arena.num_bytes)
+                mine = (None if short else arena, short or "")
             except (WeightSyncError, RuntimeError) as error:
                 mine = (None, f"{self._executor} rank {self._world.rank}: {reason(error)}")
         self._arena, problem = node.bcast(mine)
@@ -158,11 +162,15 @@ class WindowReceiver:
 
     def _tell(self, inner: CollectiveReceiver, window: NodeWindow) -> None:
         """Leave in the window what became of the fetch, once that is known."""
+        problem, checksum = "", ""
         try:
             staged = inner.poll()
-        except WeightSyncError as error:
-            window.announce(self._serial, problem=str(error))
-            return
-        if staged is not None:
-            window.announce(self._serial, checksum=staged.checksum)
+            if staged is None:
+                return
+            checksum = staged.checksum
             staged.release()  # the next fetch looks at the window itself
+        except WeightSyncError as error:
+            problem = str(error)
+        self._heard += 1
+        if self._heard == self._asked:  # not one that was asked for before the last `start`
+            window.announce(self._serial, checksum=checksum, problem=problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from test_sync_mpi import HERE, mpi_environment, mpi_run, mpiexec
 
 from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.errors import WeightSyncError
+from llamarl_hpc.weight_sync import node_window
 
 WAYS = ["window", "parts", "sampled parts", "shared memory"]
 
@@ -25,6 +27,17 @@ def test_all_ranks_get_every_version_or_none_does(tmp_path: Path) -> None:
     assert [line for line in result.stdout.splitlines() if line.endswith("ok")] == [
         f"{way} ok" for way in WAYS
     ]
+
+
+def test_a_window_that_does_not_fit_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stats:
+        f_bavail, f_frsize = 512, 4096
+
+    monkeypatch.setattr(node_window.os, "statvfs", lambda path: Stats)
+    assert node_window.shortage(1 << 20) is None
+    said = node_window.shortage(3 << 20)
+    assert said is not None
+    assert re.search(r"has 2 MiB free but .* needs 4 MiB; .* set weight_sync\.replica_memory", said)
 
 
 @pytest.mark.mpi
