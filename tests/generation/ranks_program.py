@@ -1,6 +1,7 @@
 """Run by test_tensor_parallel.py under mpiexec: every rank is one of a replica's. For each model
 folder the leader writes what the engine drew, with one change of weights in between. The last
 folder's ranks meet as those on GPUs do, in torch.distributed's default group (here over gloo).
+Folders called int8... are run with quantised weights.
 
     ranks_program.py OUT FOLDER NEXT [FOLDER NEXT ...]      (NEXT: the new weights)
 """
@@ -23,11 +24,16 @@ from llamarl_hpc.generation.native.engine import NativeEngine
 from llamarl_hpc.generation.native.runner import ModelRunner, Work
 from llamarl_hpc.generation.native.sharding import part_of
 from llamarl_hpc.generation.native.tensor_parallel import GroupRanks
+from llamarl_hpc.models.int8 import quantised
 from llamarl_hpc.placement import World, init_process_group
 from llamarl_hpc.types import TensorPart
 
 SIZES = {"max_context": 96}
 SWITCH_AT = 5  # step before which the new weights are loaded
+
+
+def is_int8(folder: Path) -> bool:
+    return folder.name.startswith("int8")
 
 
 def drawn(folder: Path, new: Path, world: World, *, recompute: bool) -> list[dict[str, Any]]:
@@ -39,6 +45,7 @@ def drawn(folder: Path, new: Path, world: World, *, recompute: bool) -> list[dic
         prefill_tokens=40,
         recompute_kv_cache=recompute,
         world=world,
+        int8=is_int8(folder),
         **SIZES,
     )
     for number, prompt in enumerate(random_prompts(6, low=10)):
@@ -67,7 +74,15 @@ def drawn(folder: Path, new: Path, world: World, *, recompute: bool) -> list[dic
 
 
 def follow(folder: Path, new: Path, world: World, *, recompute: bool) -> None:
-    runner = ModelRunner(folder, dtype="fp32", slots=6, device="cpu", world=world, **SIZES)
+    runner = ModelRunner(
+        folder,
+        dtype="fp32",
+        slots=6,
+        device="cpu",
+        world=world,
+        int8=is_int8(folder),
+        **SIZES,
+    )
     while (command := world.share()) != "end":
         if isinstance(command, Work):
             runner.follow(command)
@@ -80,6 +95,8 @@ def _weights(
 ) -> Iterable[tuple[str, torch.Tensor]]:
     """Whole tensors, or with `cut` only what this rank keeps."""
     tensors = load_file(folder / "model.safetensors")
+    if is_int8(folder):
+        tensors = dict(quantised(tensors.items()))
     return [(p.name, part_of(tensors[p.name], p) if cut else tensors[p.name]) for p in parts]
 
 

@@ -23,11 +23,13 @@ TOLERANCE = 1e-5
 # 3 kv heads cannot be cut evenly by 2 ranks, 4 not by 3
 UNEVEN = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
 UNEVEN |= {"intermediate_size": 100}
-MODELS: list[tuple[str, dict[str, Any]]] = [
-    ("llama", UNEVEN | {"tied": False, "attention_bias": True, "mlp_bias": True}),
-    ("qwen2", UNEVEN | {"use_sliding_window": False}),
-    ("qwen3", {"tied": False, "num_attention_heads": 8, "num_key_value_heads": 4}),
-    ("llama", {"num_attention_heads": 8, "num_key_value_heads": 4}),
+BIASED = {"attention_bias": True, "mlp_bias": True}
+MODELS: list[tuple[str, dict[str, Any], str]] = [  # kind, sizes, generator.quantization
+    ("llama", UNEVEN | BIASED | {"tied": False}, "none"),
+    ("qwen2", UNEVEN | {"use_sliding_window": False}, "none"),
+    ("llama", UNEVEN | BIASED, "int8"),
+    ("qwen3", {"tied": False, "num_attention_heads": 8, "num_key_value_heads": 4}, "none"),
+    ("llama", {"num_attention_heads": 8, "num_key_value_heads": 4}, "none"),
 ]
 
 
@@ -36,8 +38,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Each model, and the same with other weights."""
     top = tmp_path_factory.mktemp("models")
     return [
-        write_tiny_model(top / f"{number}.{seed}", kind, seed=seed, **config)
-        for number, (kind, config) in enumerate(MODELS)
+        write_tiny_model(top / f"{quantization}.{number}.{seed}", kind, seed=seed, **config)
+        for number, (kind, config, quantization) in enumerate(MODELS)
         for seed in (0, 1)
     ]
 

@@ -16,6 +16,7 @@ from llamarl_hpc.placement import World
 from llamarl_hpc.training.consolidate import checkpoint_adapters, checkpoint_tensors
 from llamarl_hpc.training.engine import TrainerEngine
 from llamarl_hpc.training.lora import save_adapter
+from llamarl_hpc.weight_sync.quantised_source import QuantisedSource
 
 LORA = {"r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
@@ -51,6 +52,28 @@ def test_merged_weights_leave_the_trainer_whole_and_frozen_ones_as_they_were(
         torch.testing.assert_close(engine.read(spec.name, *owned), flat, rtol=0, atol=1e-7)
         middle = engine.read(spec.name, 5, 9)  # cuts rows anywhere
         torch.testing.assert_close(middle, flat[5:9], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(1, "fp32"), (3, "bf16")])
+def test_merged_weights_leave_quantised(
+    world: World, model_folder: Path, stage: int, dtype: str
+) -> None:
+    engine = engine_of(world, model_folder, stage=stage, dtype=dtype)
+    source = QuantisedSource(engine, world)
+    rounding = 2**-8 if dtype == "bf16" else 1e-6  # products of other sizes may round otherwise
+    for number in range(2):
+        steps(engine, 1, first=number)
+        source.measure()
+        for name, merged in engine.export_state_dict():
+            if f"{name}_scale" not in {spec.name for spec in source.parameter_specs()}:
+                assert torch.equal(source.read(name, 0, merged.numel()), merged.flatten())
+                continue
+            scales = source.read(f"{name}_scale", 0, len(merged)).unsqueeze(1)
+            restored = source.read(name, 0, merged.numel()).view(merged.shape) * scales
+            size = merged.float().abs()
+            assert ((restored - merged.float()).abs() <= 0.5001 * scales + rounding * size).all()
+            largest = size.amax(dim=1)
+            torch.testing.assert_close(127 * scales.squeeze(1), largest, rtol=rounding, atol=0)
 
 
 def test_the_loss_falls_and_every_stage_makes_the_same_steps(
