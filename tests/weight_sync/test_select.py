@@ -83,3 +83,27 @@ def test_receivers_follow_the_trainers_address(run: RunDir, transport: str) -> N
     receiver.close()
     publisher.close()
     publisher.close()
+
+
+class TwoNodes(World):
+    """Rank 1 of a replica of four on two nodes."""
+
+    def __init__(self) -> None:
+        super().__init__(rank=1, size=4, local_rank=1, local_size=2)
+
+    def allgather(self, value: object) -> list[object]:
+        return [not value, value] * 2
+
+
+def test_one_rank_of_a_node_fetches_where_memory_is_shared_else_every_rank(run: RunDir) -> None:
+    def ranks(config: Config, device: str = "cpu", world: World | None = None) -> tuple[int, ...]:
+        return make_receiver(run, config, "generator.0", world or TwoNodes(), device).ranks
+
+    gpus = ResourceConfig(gpus_per_node=2)
+    on_gpus = Config(resources=ResourcesConfig(trainer=gpus, generator=gpus))
+    parts = Config(weight_sync=WeightSyncConfig(replica_memory="parts"))
+    assert ranks(config()) == (0, 2)
+    assert ranks(parts) == (0, 1, 2, 3)
+    assert ranks(on_gpus, "cuda") == (0, 1, 2, 3)
+    assert ranks(on_gpus, "cpu") == (0, 2)  # it travels by way of the CPU
+    assert ranks(config(), world=World()) == ranks(parts, world=World()) == (0,)
