@@ -1,7 +1,7 @@
 """What the ranks of one replica exchange within a forward pass: sums, and the leader's logits.
 
-    CPU   MPI on the world's own communicator: a sum of a few kilobytes takes microseconds where
-          ranks share memory, tens of times less than through gloo's sockets
+    CPU   MPI, which knows how to sum within a node's memory: a sum of a few kilobytes takes a
+          fraction of what it takes through gloo's sockets
     GPU   torch.distributed's default group (NCCL), made here
 
 Sampled tokens need no exchange of their own: they are the next batch, which the leader shares
@@ -10,9 +10,10 @@ Sampled tokens need no exchange of their own: they are the next batch, which the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,29 +41,46 @@ def join_ranks(world: World, device: torch.device, widths: Sequence[int]) -> Ran
     return GroupRanks(world, widths)
 
 
+_SPINS, _PAUSE_S = 200, 20e-6  # looks without a pause, then the pause between two
+
+
 class MpiRanks:
-    """Over MPI, which knows no bf16: sums are float32, and so are the logits that are gathered."""
+    """Over MPI, which knows no bf16: sums are float32, and so are the logits that are gathered.
+
+    MPI's blocking calls spin for as long as they wait. Where ranks have no core each, the one that
+    spins keeps the one that it waits for from running, so we look ourselves, and soon sleep.
+    """
 
     def __init__(self, world: World, widths: Sequence[int]) -> None:
-        self._comm, self._widths, self._is_leader = world.comm, widths, world.is_leader
+        self._comm = world.comm.Dup()  # other threads may use the world's own
+        self._widths, self._is_leader = widths, world.is_leader
 
     def sum_over_ranks(self, x: Tensor) -> Tensor:
         summand = x.float().contiguous()
         total = torch.empty_like(summand)
-        self._comm.Allreduce(summand.numpy(), total.numpy())
+        _finish(self._comm.Iallreduce(summand.numpy(), total.numpy()))
         return total.to(x.dtype)
 
     def gather_logits(self, x: Tensor) -> Tensor | None:
         part = x.float().contiguous()
         if not self._is_leader:
-            self._comm.Gatherv(part.numpy(), None)
+            _finish(self._comm.Igatherv(part.numpy(), None))
             return None
         rows = len(part)
         found = torch.empty(rows * sum(self._widths))
-        self._comm.Gatherv(part.numpy(), [found.numpy(), [rows * w for w in self._widths]])
+        counts = [rows * width for width in self._widths]
+        _finish(self._comm.Igatherv(part.numpy(), [found.numpy(), counts]))
         ends = list(accumulate(self._widths))
         spans = zip([0, *ends], ends, strict=False)
         return torch.cat([found[rows * a : rows * b].view(rows, b - a) for a, b in spans], dim=-1)
+
+
+def _finish(request: Any) -> None:
+    for _ in range(_SPINS):
+        if request.Test():
+            return
+    while not request.Test():
+        time.sleep(_PAUSE_S)
 
 
 class GroupRanks:
