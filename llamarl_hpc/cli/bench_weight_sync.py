@@ -24,8 +24,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,9 +31,10 @@ from typing import Any
 import msgspec
 
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.launch.steps import MpiExec
+from llamarl_hpc.launch.children import run_ranks
 from llamarl_hpc.placement import MARKER
 from llamarl_hpc.weight_sync.bench_task import Answer, Task, model_specs
+from llamarl_hpc.weight_sync.segment import remove_stale
 
 WAYS = [
     "copy",
@@ -136,29 +135,25 @@ def _check_memory(need: int) -> None:
 
 def _run(task: Task) -> Answer:
     """Start the ranks and wait for what their first one writes."""
-    as_root = os.geteuid() == 0
-    ranks = task.trainers + task.generators * task.ranks_per_replica
-    mpiexec = MpiExec.find().argv(ranks, as_root=as_root)
-    program = [sys.executable, "-m", "llamarl_hpc.weight_sync.bench_rank"]
     environment = os.environ | {
         MARKER: "bench",
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    done = subprocess.run(
-        [*mpiexec, *program, json.dumps(msgspec.to_builtins(task))],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    try:
+        code, last = run_ranks(
+            task.trainers + task.generators * task.ranks_per_replica,
+            "llamarl_hpc.weight_sync.bench_rank",
+            json.dumps(msgspec.to_builtins(task)),
+            env=environment,
+        )
+    finally:
+        remove_stale()  # what ranks that were killed have left in /dev/shm
     answer = Path(task.folder) / "answer.json"
-    if done.returncode != 0 or not answer.exists():
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    if code != 0 or not answer.exists():
         raise ConfigError(
-            f"a process of the benchmark ended with code {done.returncode} ({last}); try a "
-            "smaller --size or fewer processes"
+            f"a process of the benchmark ended with code {code} ({last}); try a smaller --size or "
+            "fewer processes"
         )
     return msgspec.json.decode(answer.read_bytes(), type=Answer)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
 import typer
@@ -58,10 +61,34 @@ for module in (
     module.register(app)
 
 
+class _Signalled(SystemExit):
+    """A signal that ends a command, as an exception: whoever has started or written something takes
+    it away. Not before that does the command die of the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+
+def _unwind(number: int, frame: FrameType | None) -> NoReturn:
+    """Once: an impatient second signal must not interrupt the tidying up."""
+    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise _Signalled(number)
+
+
 def main() -> None:
     """Exit codes: 0 done, 2 user error, 3 an executor failed, 4 stopped and resumable."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _unwind)
     try:
         app()
+    except _Signalled as stop:
+        signal.signal(stop.number, signal.SIG_DFL)
+        os.kill(os.getpid(), stop.number)
     except LlamarlError as error:
         kind = "" if isinstance(error, StoppedBySignal) else "error: "
         text = str(error) if not isinstance(error, ConfigError) else " ".join(str(error).split())

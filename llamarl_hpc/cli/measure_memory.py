@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import msgspec
 from llamarl_hpc.config.load import save_resolved
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.launch.steps import MpiExec, step_environment
+from llamarl_hpc.launch.children import run_ranks
+from llamarl_hpc.launch.steps import step_environment
 from llamarl_hpc.training.memory_task import Peaks, ProbeTask
 
 _DEADLINE_S = 3600.0
@@ -32,20 +32,13 @@ def measure_peaks(config: Config, model: Path, num_ranks: int) -> list[Peaks]:
             config=f"{folder}/config.yaml", model=str(model), answer=f"{folder}/answer.json"
         )
         save_resolved(config, task.config)
-        program = [sys.executable, "-m", "llamarl_hpc.training.memory_probe"]
         try:
-            done = subprocess.run(
-                [
-                    *MpiExec.find().argv(num_ranks, as_root=as_root),
-                    *program,
-                    msgspec.json.encode(task).decode(),
-                ],
+            code, last = run_ranks(
+                num_ranks,
+                "llamarl_hpc.training.memory_probe",
+                msgspec.json.encode(task).decode(),
                 env=step_environment(config, "trainer", base=os.environ, as_root=as_root),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=_DEADLINE_S,
-                check=False,
+                timeout_s=_DEADLINE_S,
             )
         except subprocess.TimeoutExpired:
             raise ConfigError(
@@ -53,10 +46,9 @@ def measure_peaks(config: Config, model: Path, num_ranks: int) -> list[Peaks]:
                 "trainer.micro_batch_tokens"
             ) from None
         answer = Path(task.answer)
-        if done.returncode != 0 or not answer.exists():
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        if code != 0 or not answer.exists():
             raise ConfigError(
-                f"the trainer's ranks ended with code {done.returncode} ({last}); is the "
-                "estimate more than this machine has?"
+                f"the trainer's ranks ended with code {code} ({last}); is the estimate more than "
+                "this machine has?"
             )
         return msgspec.json.decode(answer.read_bytes(), type=list[Peaks])

@@ -93,7 +93,7 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(command.end_with),
+                preexec_fn=die_with_parent(command.end_with),
             )
         self._starts[executor] = instance
         step = _Step(executor, instance, process, command.end_with, host=socket.gethostname())
@@ -121,7 +121,7 @@ class Supervisor:
             del self._steps[step.executor]
         if not self._stopping:
             # Descendants that outlive mpiexec (it was killed) would hold memory and cores.
-            _kill_all(step.pids if step.host == socket.gethostname() else ())
+            kill_all(step.pids if step.host == socket.gethostname() else ())
             await self.exits.put(
                 StepExit(
                     executor=step.executor,
@@ -149,7 +149,7 @@ class Supervisor:
 
     def _kill_left(self, step: _Step) -> None:
         if step.process.returncode is None:
-            _kill_all([step.process.pid])
+            kill_all([step.process.pid])
 
     async def stop_all(self, grace_s: float) -> None:
         """Wait for the steps to end by themselves, then kill what is left."""
@@ -215,7 +215,7 @@ def _tail_text(path: Path) -> str:
     return "\n".join(lines[-_TAIL_LINES:])
 
 
-def _kill_all(pids: Sequence[int]) -> None:
+def kill_all(pids: Sequence[int]) -> None:
     """SIGKILL to these processes and all their descendants."""
     for pid in pids:
         try:
@@ -230,7 +230,7 @@ def _kill_all(pids: Sequence[int]) -> None:
                 continue
 
 
-def _die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     """For a child to call before it becomes the step; all but the call itself is done here.
     `number`: what ends the ranks, too, which ignore whatever can be ignored."""
     if sys.platform != "linux":

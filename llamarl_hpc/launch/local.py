@@ -265,6 +265,9 @@ def _see_through(
             "reason": str(error),
             "exit_code": error.exit_code,
         }
+    except (KeyboardInterrupt, SystemExit):  # before the controller could listen to signals
+        failure = StoppedBySignal("stopped by a signal before anything was started")
+        entry |= {"outcome": "stopped", "reason": str(failure), "exit_code": EXIT_STOPPED}
     except BaseException as error:
         failure = error
         entry |= {"outcome": "failed", "reason": repr(error), "exit_code": 1}
@@ -292,8 +295,6 @@ def _run(attempt: Coroutine[Any, Any, None]) -> None:
     takes a moment, and an impatient Ctrl-C must not cost it."""
     try:
         asyncio.run(attempt)
-    except KeyboardInterrupt as error:  # before the controller could listen to signals
-        raise StoppedBySignal("stopped by SIGINT before anything was started") from error
     finally:
         signals.ignore()
 

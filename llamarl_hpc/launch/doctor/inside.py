@@ -12,6 +12,7 @@ import contextlib
 import math
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -24,6 +25,8 @@ from typing import Protocol
 import msgspec
 
 from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.supervisor import kill_all
+from llamarl_hpc.launch.children import start
 from llamarl_hpc.launch.doctor.finding import Finding, fail, ok
 from llamarl_hpc.launch.doctor.network import Peer
 from llamarl_hpc.launch.doctor.probe import MARK, PULSE, Pulse, Report, Spec, gone, measured
@@ -74,14 +77,19 @@ def probe_all(ground: Ground) -> list[Finding]:
 
 
 def _run(ground: Ground, beacon: Beacon, end: float) -> tuple[dict[str, Probe], dict[str, Step]]:
-    probes, running = {}, {}
-    for role in roles_of(ground.config):
-        spec = msgspec.json.encode(beacon.spec(ground, role)).decode()
-        probe = ground.launcher.probe(role, ["-m", "llamarl_hpc.launch.doctor.probe", spec])
-        probes[role] = probe
-        running[role] = _Running(probe, beacon.folder / f"{role}.out")
-        beacon.watch(role, running[role].process)
-    return probes, {role: step.finish(end) for role, step in running.items()}
+    probes: dict[str, Probe] = {}
+    running: dict[str, _Running] = {}
+    try:
+        for role in roles_of(ground.config):
+            spec = msgspec.json.encode(beacon.spec(ground, role)).decode()
+            probe = ground.launcher.probe(role, ["-m", "llamarl_hpc.launch.doctor.probe", spec])
+            probes[role] = probe
+            running[role] = _Running(probe, beacon.folder / f"{role}.out")
+            beacon.watch(role, running[role].process)
+        return probes, {role: step.finish(end) for role, step in running.items()}
+    finally:
+        for step in running.values():
+            step.end()  # after a signal
 
 
 class _Running:
@@ -90,13 +98,12 @@ class _Running:
     def __init__(self, probe: Probe, output: Path) -> None:
         self._probe, self._output = probe, output
         with output.open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = start(
                 probe.command.argv,
                 env=probe.command.env,
-                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                end_with=probe.command.end_with,
             )
 
     def finish(self, end: float) -> Step:
@@ -105,13 +112,20 @@ class _Running:
         try:
             returncode = self.process.wait(max(0.1, end - time.monotonic()))
         except subprocess.TimeoutExpired:
+            self.end()
+        reports, words = read_output(self._output.read_text(errors="replace"))
+        return Step(reports=reports, returncode=returncode, words=words)
+
+    def end(self) -> None:
+        """If it has not ended by itself. A launcher with ranks elsewhere must end them."""
+        if self.process.poll() is not None:
+            return
+        if self._probe.command.end_with != signal.SIGKILL:
             self.process.send_signal(self._probe.command.end_with)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_END_S)
-            self.process.kill()
-            self.process.wait()
-        reports, words = read_output(self._output.read_text(errors="replace"))
-        return Step(reports=reports, returncode=returncode, words=words)
+        kill_all([self.process.pid])
+        self.process.wait()
 
 
 def read_output(text: str) -> tuple[list[Report], str]:
