@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -30,27 +30,27 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def write_bytes(
-    path: Path,
-    data: Buffer | Sequence[Buffer],
-    *,
-    before_rename: Callable[[], None] | None = None,
-    sync_name: bool = True,
-) -> None:
-    """Replace `path` by `data` (several buffers: end to end). `before_rename` is called when the
-    data is on disk, just before it takes the name; if it raises, nothing has changed. Without
-    `sync_name` the data is durable and the name only once the caller has synced the folder."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{_process_token()}-{next(_numbers)}.tmp")
+def write_bytes(path: Path, data: Buffer | Sequence[Buffer]) -> None:
+    """Replace `path` by `data` (several buffers: end to end)."""
+    beside = write_beside(path, data)
     try:
-        _write_durably(beside, [data] if isinstance(data, Buffer) else data)
-        if before_rename is not None:
-            before_rename()
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    if sync_name:
-        sync_folder(path.parent)
+    sync_folder(path.parent)
+
+
+def write_beside(path: Path, data: Buffer | Sequence[Buffer]) -> Path:
+    """`data`, durable, in a file beside `path` that nothing reads. It is the caller's to rename
+    over `path` (and to sync the folder then), or to remove. When this raises there is none."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{_process_token()}-{next(_numbers)}.tmp")
+    try:
+        _write_durably(beside, [data] if isinstance(data, Buffer) else data)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    return beside
 
 
 def sync_folder(path: Path) -> None:

@@ -20,10 +20,10 @@ def endure(*words: str) -> dict[str, Any]:
     return figures
 
 
-def test_kill_9_at_any_moment_loses_at_most_one_flush_and_never_a_file() -> None:
+def test_kill_9_at_any_moment_loses_nothing_that_was_flushed_and_never_a_file() -> None:
     figures = endure("crash", "--kills", "8")
     assert figures["kills"] == 8 and figures["groups_lost_after_flush"] == 0
-    assert figures["groups_beyond_the_last_flush"] <= 3
+    assert figures["groups_beyond_the_last_flush"] <= 12  # four flushes on their way together
     assert figures["groups_flushed"] > 50  # the writers did get somewhere
 
 

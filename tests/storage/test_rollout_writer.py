@@ -37,15 +37,15 @@ def test_close_twice_is_fine_and_appending_after_it_is_not(tmp_path: Path) -> No
 def test_a_disk_that_is_full_or_away_is_waited_out_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_bytes, failures = atomic.write_bytes, sorted(disk.PASSING)
+    write_beside, failures = atomic.write_beside, sorted(disk.PASSING)
 
-    def sometimes_full(path: Path, data: Any, **options: Any) -> None:
+    def sometimes_full(path: Path, data: Any) -> Path:
         if failures:
             code = failures.pop()
             raise OSError(code, os.strerror(code))
-        write_bytes(path, data, **options)
+        return write_beside(path, data)
 
-    monkeypatch.setattr(atomic, "write_bytes", sometimes_full)
+    monkeypatch.setattr(atomic, "write_beside", sometimes_full)
     monkeypatch.setattr(disk, "MAX_DELAY_S", 0.01)
     monkeypatch.setattr(disk, "FIRST_DELAY_S", 0.01)
     records = [make_record(i) for i in range(3)]
@@ -58,15 +58,15 @@ def test_a_disk_that_is_full_or_away_is_waited_out_and_nothing_is_lost(
 def test_a_writer_says_that_it_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_bytes, is_full = atomic.write_bytes, threading.Event()
+    write_beside, is_full = atomic.write_beside, threading.Event()
     is_full.set()
 
-    def full(path: Path, data: Any, **options: Any) -> None:
+    def full(path: Path, data: Any) -> Path:
         if is_full.is_set():
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_bytes(path, data, **options)
+        return write_beside(path, data)
 
-    monkeypatch.setattr(atomic, "write_bytes", full)
+    monkeypatch.setattr(atomic, "write_beside", full)
     writer = open_writer(tmp_path)
     assert writer.trouble == ""
     writer.append(make_record(0))
@@ -108,10 +108,10 @@ def test_a_thread_that_gets_through_does_not_hide_what_another_waits_for(
 def test_an_error_that_stays_is_raised_to_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(path: Path, data: Any, **options: Any) -> None:
+    def refused(path: Path, data: Any) -> Path:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(atomic, "write_bytes", refused)
+    monkeypatch.setattr(atomic, "write_beside", refused)
     writer = open_writer(tmp_path)
     writer.append(make_record(0))
     with pytest.raises(StoreError, match=r"cannot be written to .*: .*Permission denied"):
@@ -158,3 +158,90 @@ def test_importing_the_reader_imports_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
+
+
+def test_a_file_that_is_written_sooner_waits_for_the_names_before_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_beside, first, others = atomic.write_beside, threading.Event(), list[str]()
+
+    def slow_at_first(path: Path, data: Any) -> Path:
+        beside = write_beside(path, data)
+        if path.name == "part_000000.h5":
+            assert first.wait(60)
+        else:
+            others.append(path.name)
+        return beside
+
+    monkeypatch.setattr(atomic, "write_beside", slow_at_first)
+    writer = open_writer(tmp_path)
+    for number in range(3):
+        writer.append(make_record(number))
+        writer.flush(wait=False)
+    deadline = time.monotonic() + 60
+    while len(others) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert sorted(others) == ["part_000001.h5", "part_000002.h5"]  # durable, beside the first
+    assert not list(tmp_path.rglob("*.h5")) and RolloutReader(tmp_path).num_rows("groups") == 0
+    first.set()
+    writer.flush(60)
+    assert RolloutReader(tmp_path).column("groups/group_id").tolist() == [0, 1, 2]
+    writer.close()
+
+
+def test_when_one_file_fails_for_good_none_after_it_is_named_or_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_beside, others = atomic.write_beside, threading.Event()
+
+    def fails_at_last(path: Path, data: Any) -> Path:
+        if path.name == "part_000001.h5":
+            assert others.wait(60)
+            raise PermissionError(errno.EACCES, "Permission denied")
+        beside = write_beside(path, data)
+        if path.name == "part_000002.h5":
+            others.set()
+        return beside
+
+    monkeypatch.setattr(atomic, "write_beside", fails_at_last)
+    writer = open_writer(tmp_path)
+    for number in range(3):
+        writer.append(make_record(number))
+        writer.flush(wait=False)
+    with pytest.raises(StoreError, match="Permission denied"):
+        writer.flush(60)
+    deadline = time.monotonic() + 60
+    while list(tmp_path.rglob(".*.tmp")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    names = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert names == ["part_000000.h5"]
+
+
+def test_a_disk_with_room_for_one_more_takes_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(disk, "MAX_DELAY_S", 0.01)
+    room, together = threading.Lock(), threading.Barrier(2)
+    tries: dict[str, int] = {}
+
+    def write_where_one_fits() -> None:
+        me = threading.current_thread().name
+        tries[me] = tries.get(me, 0) + 1
+        if tries[me] == 1:
+            together.wait(60)
+        elif room.acquire(blocking=False):
+            time.sleep(0.2)
+            return room.release()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    drive = disk.Disk(tmp_path, retry_s=60)
+    threads = [
+        drive.start(lambda: drive.persist(write_where_one_fits), name) for name in ("a", "b")
+    ]
+    for thread in threads:
+        thread.join(60)
+    assert tries == {"a": 2, "b": 2}  # the second time each had the disk for itself
+    drive.submit(disk.Flush(threading.Event(), close=True))
+    drive.join(30)

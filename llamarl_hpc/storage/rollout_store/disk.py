@@ -1,19 +1,28 @@
-"""The thread that puts a writer's files on disk, in the order in which they are handed over.
+"""The threads that put a writer's files on disk, in the order in which they are handed over.
 
-It waits for nobody but the file system, and waits out what passes: a full disk, a quota, a file
-server that is away. Flushes that have piled up meanwhile share one sync of the folder.
+    submit --> rollout-disk-0, -1, -2: each writes one file beside its place, and syncs it
+           --> rollout-names: in order, when a file is durable: its name; then the folder's sync
+
+While one file is synced the next is written, and syncs at one time share the file system's journal:
+together about as fast as one file that is only appended to. A file is named after those before it
+have their names, so a kill leaves no gap. The threads wait for nobody but the file system, and wait
+out what passes: a full disk, a quota, a file server that is away. Flushes that have piled up
+meanwhile share one sync of the folder.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -28,7 +37,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25  # between looks at whether a thread is still there
 FIRST_DELAY_S, MAX_DELAY_S = 0.25, 4.0  # between two tries to write; it doubles
-_IMAGES = 2  # built ahead of the disk
+_AT_ONCE = 3  # files that are written or synced at one time
+_IMAGES = _AT_ONCE + 1  # that have no name yet: one waits for its thread
 _SWITCH_S = 0.0002  # after which a busy thread lets another run Python; its default is 5 ms
 _MAX_SHARED = 8  # flushes that share one sync of the folder
 PASSING = {
@@ -58,22 +68,27 @@ class Write:
     path: Path
     image: Image
     replaces: Path | None = None  # parts that go once the file is durable
+    beside: Future[Path] = field(default_factory=Future)  # where it is, durable, until it is named
 
 
 class Disk:
     """Writes for one writer; keeps the first error of any of its threads."""
 
     def __init__(self, folder: Path, *, retry_s: float) -> None:
-        """Starts the thread. What passes is waited out for `retry_s`."""
-        # After each system call this thread waits for Python, while others build what comes next:
+        """Starts the threads. What passes is waited out for `retry_s`."""
+        # After each system call a thread waits for Python, while others build what comes next:
         # with the default, as long as for the disk. Of the whole process, which the writer shares.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self.error: BaseException | None = None
         self._folder, self._retry_s = folder, retry_s
         self._troubles: dict[str, str] = {}  # by thread: why it cannot write just now
-        self._jobs: queue.Queue[Write | Flush] = queue.Queue(_IMAGES)
+        self._again = threading.Lock()
+        self._room = threading.Semaphore(_IMAGES)
+        self._jobs: queue.SimpleQueue[Write | Flush] = queue.SimpleQueue()  # to be named, in order
+        self._unwritten: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
         self._replaced: list[Path] = []  # parts of closed segments; removed when nothing waits
-        self._thread = self.start(self._run, "rollout-disk")
+        self._threads = [self.start(self._name, "rollout-names")]
+        self._threads += [self.start(self._write, f"rollout-disk-{i}") for i in range(_AT_ONCE)]
 
     @property
     def trouble(self) -> str:
@@ -103,23 +118,28 @@ class Disk:
     def submit(self, job: Write | Flush) -> None:
         """Hand over; waits while the disk is behind, and not for one that has failed."""
         while self.error is None:
-            try:
-                return self._jobs.put(job, timeout=POLL_S)
-            except queue.Full:
-                continue
+            if isinstance(job, Flush):
+                return self._jobs.put(job)
+            if self._room.acquire(timeout=POLL_S):
+                self._jobs.put(job)
+                return self._unwritten.put(job)
         raise StoreError("an earlier write has failed")
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the thread, after a flush that closes."""
-        self._thread.join(timeout_s)
+        """Wait for the end of the threads, after a flush that closes."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
 
     def persist(self, write: Callable[[], T]) -> T:
         """Call `write`, in whatever thread; what passes is waited out, not lost."""
         deadline, delay_s = time.monotonic() + self._retry_s, FIRST_DELAY_S
         me = threading.current_thread().name
+        again: AbstractContextManager[object] = nullcontext()
         while True:
             try:
-                done = write()
+                with again:
+                    done = write()
                 self._troubles.pop(me, None)
                 return done
             except OSError as error:
@@ -132,12 +152,32 @@ class Disk:
                     error,
                     left_s,
                 )
+                again = self._again  # one at a time: two could fill the disk and fail for ever
                 time.sleep(min(delay_s, left_s))
                 delay_s = min(2 * delay_s, MAX_DELAY_S)
 
-    # ------------------------------------------------------------ the thread
+    # ------------------------------------------------------------ the threads
 
-    def _run(self) -> None:
+    def _write(self) -> None:
+        while (job := self._unwritten.get()) is not None:
+            try:
+                write = partial(atomic.write_beside, job.path, job.image)
+                job.beside.set_result(self.persist(write))
+            except BaseException as error:
+                job.beside.set_exception(error)  # it counts when its turn has come
+
+    def _name(self) -> None:
+        try:
+            self._name_in_order()
+        finally:
+            for _ in range(_AT_ONCE):
+                self._unwritten.put(None)
+            while not self._jobs.empty():  # only after an error
+                job = self._jobs.get()
+                if isinstance(job, Write):
+                    job.beside.add_done_callback(_remove)
+
+    def _name_in_order(self) -> None:
         written, flushes = list[Write](), list[Flush]()
         while True:
             try:
@@ -149,7 +189,8 @@ class Disk:
                     remove_parts(self._replaced.pop())
                 continue
             if isinstance(job, Write):
-                self.persist(partial(atomic.write_bytes, job.path, job.image, sync_name=False))
+                self.persist(partial(os.replace, job.beside.result(), job.path))
+                self._room.release()
                 written.append(job)
                 continue
             flushes.append(job)
@@ -169,3 +210,8 @@ class Disk:
             flush.done.set()
         written.clear()
         flushes.clear()
+
+
+def _remove(beside: Future[Path]) -> None:
+    if beside.exception() is None:
+        beside.result().unlink(missing_ok=True)

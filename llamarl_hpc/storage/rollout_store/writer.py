@@ -1,12 +1,12 @@
-"""Writing a run's rollouts: bounded queues, three threads, files that appear whole.
+"""Writing a run's rollouts: bounded queues, a few threads, files that appear whole.
 
     controller --append--> queue --> rollout-writer: pending groups --flush--> image of a file
         image --> queue --> rollout-disk: a part of the open segment, or a segment of its own
         parts of a full segment --> rollout-joiner: image of a closed one --> rollout-disk
 
 Who waits for whom: `append` waits only while the queue is full, `flush` and `close` until the
-disk has everything before them; each with a deadline. The writer waits for the disk (two images
-ahead of it at most) and for the joiner (one segment at a time); `disk` waits for the file system.
+disk has everything before them; each with a deadline. The writer waits for the disk (at most four
+images have no name yet) and for the joiner (one segment at a time); the disk for the file system.
 Why a kill cannot hurt what is on disk: see the package.
 """
 
