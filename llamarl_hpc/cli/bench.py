@@ -92,6 +92,13 @@ def train(
         bool,
         typer.Option("--trl-checkpointing", help="TRL recomputes activations: slower, leaner."),
     ] = False,
+    trl_own_environment: Annotated[
+        bool,
+        typer.Option(
+            "--trl-own-environment",
+            help="TRL as it is simply started, without the allocator settings of a job step.",
+        ),
+    ] = False,
     threads: Annotated[int, typer.Option(min=0, help="Of each side; 0: all cores.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="The medians count.")] = 3,
 ) -> None:
@@ -112,6 +119,7 @@ def train(
         micro_batch_tokens=micro_batch_tokens,
         trl_rows=trl_rows,
         trl_checkpointing=trl_checkpointing,
+        trl_own_environment=trl_own_environment,
         threads=threads,
     )
     figures = measure(task, rounds)

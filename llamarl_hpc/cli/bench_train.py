@@ -1,9 +1,9 @@
 """What an optimizer step costs here, against TRL's GRPOTrainer on the same rollouts.
 
 Each side is a process of its own with the same model (float32), the same tokens, the same number
-of threads and the environment of a job step. They are told to make one step in turn, round by
-round, and never work at the same time; ratios are taken within a round, so that others on the
-machine hurt all sides alike.
+of threads and the environment of a job step (TRL without its allocator settings, if wanted). They
+are told to make one step in turn, round by round, and never work at the same time; ratios are taken
+within a round, so that others on the machine hurt all sides alike.
 
     trl             forward, loss, backward, clipping, AdamW; no generation, and (on policy) no
                     pass for old log-probs
@@ -27,7 +27,9 @@ from typing import Any
 import msgspec
 
 from llamarl_hpc.config.schema import Config
+from llamarl_hpc.controller.supervisor import kill_all
 from llamarl_hpc.errors import ConfigError, LlamarlError
+from llamarl_hpc.launch.children import start
 from llamarl_hpc.launch.steps import step_environment
 from llamarl_hpc.models.load import CONFIG, context_length, read_json, resolve_model
 from llamarl_hpc.training.bench_task import SIDES, Measured, Ready, Side, Task
@@ -85,6 +87,10 @@ def measure(task: Task, num_rounds: int) -> dict[str, Any]:
             {side: process.step() for side, process in started.items()} for _ in range(num_rounds)
         ]
         imports = {side: process.imports_bytes for side, process in started.items()}
+    except BaseException:  # a signal, too: nobody waits for what they are at
+        for process in started.values():
+            process.kill()
+        raise
     finally:
         for process in started.values():
             process.close()
@@ -157,11 +163,13 @@ class _Process:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `close`
         self._connection, theirs = Pipe()
         told = msgspec.structs.replace(task, side=side, pipe=theirs.fileno())
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "llamarl_hpc.training.bench_process", msgspec.json.encode(told)],
-            env=_environment(task.threads),
+        words = msgspec.json.encode(told).decode()
+        self._process = start(
+            [sys.executable, "-m", "llamarl_hpc.training.bench_process", words],
+            env=_environment(
+                task.threads, as_job_step=not (side == "trl" and task.trl_own_environment)
+            ),
             pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,
         )
@@ -196,20 +204,26 @@ class _Process:
         why = "killed, as for want of memory" if code == -9 else f"code {code}: {last}"
         return f"the process of '{self._side}' ended ({why}); take fewer --prompts"
 
+    def kill(self) -> None:
+        kill_all([self._process.pid])
+
     def close(self) -> None:
         self._connection.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:  # it is loading, or amid a step
-            self._process.kill()
+            self.kill()
             self._process.wait()
         self._errors.close()
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """That of a trainer's job step, for TRL, too: its allocator settings make both faster."""
+def _environment(threads: int, *, as_job_step: bool) -> dict[str, str]:
+    """That of a trainer's job step; or what a program has that is simply started."""
     config = Config.model_validate({"resources": {"trainer": {"cpus_per_task": threads}}})
-    return step_environment(config, "trainer", base=os.environ) | {
+    environment = step_environment(config, "trainer", base=os.environ)
+    if not as_job_step:
+        environment = {**os.environ, "OMP_NUM_THREADS": f"{threads}"}
+    return environment | {
         # threads that wait for one another sleep: on a busy machine spinning would be measured
         "OMP_WAIT_POLICY": "passive",
         "TRL_EXPERIMENTAL_SILENCE": "1",

@@ -34,6 +34,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch_tokens: int
     trl_rows: int  # completions in one pass of TRL
     trl_checkpointing: bool
+    trl_own_environment: bool  # not that of a job step, whose allocator settings make it faster
     pipe: int  # file descriptor
 
     @property

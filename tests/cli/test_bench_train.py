@@ -11,7 +11,7 @@ import pytest
 from tiny_model import write_tiny_model
 from typer.testing import CliRunner
 
-from llamarl_hpc.cli.bench_train import MISSING, check_same_work, figures, make_task
+from llamarl_hpc.cli.bench_train import MISSING, _Process, check_same_work, figures, make_task
 from llamarl_hpc.cli.main import app
 from llamarl_hpc.errors import LlamarlError
 from llamarl_hpc.training import bench_task
@@ -31,6 +31,7 @@ TASK = Task(
     micro_batch_tokens=64,
     trl_rows=16,
     trl_checkpointing=False,
+    trl_own_environment=False,
     pipe=0,
 )
 
@@ -101,6 +102,27 @@ def test_as_many_groups_are_learnable_as_the_accuracy_lets_expect(
     assert batch.advantages[:4].tolist() == [0.75, -0.25, -0.25, -0.25]
 
 
+def test_only_trl_may_go_without_the_environment_of_a_job_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environments: list[dict[str, str]] = []
+
+    class Started:
+        def __init__(self, *_: object, env: dict[str, str], **__: object) -> None:
+            environments.append(env)
+
+        def wait(self, timeout: float) -> int:
+            return 0
+
+    monkeypatch.setattr("llamarl_hpc.cli.bench_train.subprocess.Popen", Started)
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    for side, own in (("ours", True), ("trl", True), ("trl", False)):
+        task = msgspec.structs.replace(TASK, trl_own_environment=own)
+        _Process(task, side).close()  # type: ignore[arg-type]
+    assert ["MALLOC_TRIM_THRESHOLD_" in env for env in environments] == [True, False, True]
+    assert {env["OMP_NUM_THREADS"] for env in environments} == {"1"}
+
+
 def test_options_that_cannot_be_are_sentences(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
 
@@ -122,4 +144,5 @@ NUMBERS = {
     "zero_stage": 0,
     "micro_batch_tokens": 64,
     "trl_checkpointing": False,
+    "trl_own_environment": False,
 }
