@@ -89,21 +89,29 @@ def test_an_ordinary_job_on_two_nodes_completes_and_continues(
         resources={
             "job": {"partition": "all", "nodes": 2, "ntasks_per_node": 2, "mem": "1500M"},
             "trainer": {"cpus_per_task": 2},
+            "generator": {"nodes": 2},  # one replica over both
         },
         evaluation={"num_prompts": 0},
     )
     assert answer.code == 0, said(tmp_path, answer)
     run = tmp_path / "run"
+    assert (run / "attempts" / "1" / "generator.0.1.log").exists()
     again = cli("submit", run, "--set", "trainer.max_steps=4", "--wait", timeout_s=200.0)
     assert again.code == 0, said(tmp_path, again)
     assert len(losses_of(run)) == 4
+    assert max(s["mismatch/logprob_abs_diff"] for s in lines_of(run) if "step" in s) < 1e-5
     assert [a["outcome"] for a in attempts_of(run)] == ["done", "done"]
 
 
 def test_a_signal_to_the_batch_script_ends_an_attempt_with_a_checkpoint_and_a_requeue(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    file = write_run_files(tmp_path, resources=PARTITIONS, trainer={"max_steps": 100_000})
+    two_ranks = PARTITIONS["generator"] | {"ntasks_per_node": 2}
+    file = write_run_files(
+        tmp_path,
+        resources=PARTITIONS | {"generator": two_ranks},
+        trainer={"max_steps": 100_000},
+    )
     run = tmp_path / "run"
     answer = cli("submit", file, "--run-dir", run)
     assert answer.code == 0, answer.err
