@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ from llamarl_hpc.storage.rollout_store.layout import Block
 from llamarl_hpc.types import Array
 
 _COLUMNS = ("group_id", "status", "reason", "step", "staleness", "num_rollouts", "attempt")
-_MAX_NAMED = 8  # group ids in one sentence
+_MAX_NAMED = 8  # numbers in one sentence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +107,7 @@ def _trained_rows(run: Run, rows: Block) -> list[str]:
     steps = np.unique(rows["step"][trained])
     gaps = np.setdiff1d(np.arange(int(steps.max()) + 1), steps) if len(steps) else steps
     if len(gaps):
-        found.append(f"no rollouts of optimizer steps {_listed(gaps)}, though later ones are there")
+        found.append(f"no rollouts of optimizer steps {listed(gaps)}, though later ones are there")
     rollout = run.config.get("rollout", {}) if run.config else {}
     wanted = rollout.get("num_generations")
     odd = rows["group_id"][trained & (rows["num_rollouts"] != wanted)]
@@ -125,7 +126,7 @@ def _unstored(run: Run, rows: Block) -> list[str]:
     lost = np.array(sorted(made - set(rows["step"].tolist())), dtype=np.int64)
     if not len(lost):
         return []
-    return [f"optimizer steps {_listed(lost)} were made (metrics.jsonl), but left no rollouts here"]
+    return [f"optimizer steps {listed(lost)} were made (metrics.jsonl), but left no rollouts here"]
 
 
 def _late(run: Run, rows: Block, trained: Array) -> list[str]:
@@ -158,10 +159,11 @@ def _reasons(run: Run, rows: Block) -> dict[str, int]:
 
 
 def _named(ids: Array) -> str:
-    return f"group {ids[0]} was" if len(ids) == 1 else f"groups {_listed(ids)} were"
+    return f"group {ids[0]} was" if len(ids) == 1 else f"groups {listed(ids)} were"
 
 
-def _listed(numbers: Array) -> str:
+def listed(numbers: Sequence[int] | Array) -> str:
+    """The first few, and how many more there are."""
     shown = ", ".join(str(n) for n in numbers[:_MAX_NAMED])
     rest = len(numbers) - _MAX_NAMED
     return f"{shown} and {rest} more" if rest > 0 else shown

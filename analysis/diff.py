@@ -58,9 +58,10 @@ def _figures(run: Run) -> dict[str, float]:
     }
     if not len(rows["step"]):
         return found
-    late = rows["step"] > rows["step"].max() * 3 // 4
+    steps = int(rows["step"].max()) + 1
+    late = rows["step"] >= steps * 3 // 4
     return found | {
-        "steps": int(rows["step"].max()) + 1,
+        "steps": steps,
         "rollouts trained": len(rows["step"]),
         "tokens trained": int(rows["completion_length"].sum()),
         "reward": float(np.nanmean(rows["reward"])),

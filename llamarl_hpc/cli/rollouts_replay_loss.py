@@ -32,6 +32,7 @@ def replay_loss(
     """Compute the loss of stored steps again and compare; exit code 1 when it is not as logged."""
     from rich.console import Console
 
+    from analysis.accounting import listed
     from analysis.read_run import Run
     from analysis.step_batch import trained_steps
 
@@ -48,8 +49,9 @@ def replay_loss(
             json_file, {"run": str(opened.dir.path), "tolerance": tolerance} | {"steps": rows}
         )
     if odd or not rows:
-        which = ", ".join(str(number) for number in odd[:8])
-        text = f"the loss of step {which} is not what was logged" if odd else "no step is stored"
+        text = (
+            f"the loss of step {listed(odd)} is not what was logged" if odd else "no step is stored"
+        )
         console.print(f"[red]wrong:[/red] {text}", highlight=False)
         raise typer.Exit(1)
     console.print(

@@ -134,3 +134,9 @@ def test_a_loss_that_is_not_the_logged_one_ends_with_code_1(folder: RunDir, call
     code, text, _ = call("rollouts", "replay-loss", folder.path, "--step", "2")
     assert code == 1  # the pretended run logs any loss
     assert "the loss of step 2 is not what was logged" in text
+
+
+def test_many_wrong_losses_are_counted(tmp_path: Path, call: Any) -> None:
+    run = make_run(tmp_path / "long", Plan(num_steps=11, prompts_per_step=1, heldout=2))
+    code, text, _ = call("rollouts", "replay-loss", run.path)
+    assert code == 1 and "the loss of step 0, 1, 2, 3, 4, 5, 6, 7 and 3 more is not" in text

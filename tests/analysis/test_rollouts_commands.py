@@ -171,6 +171,20 @@ def test_a_diff_names_the_key_the_step_and_the_outcome(
     assert [e["policy_version"] for e in figures["evaluations"]] == [0, 3, 6]
 
 
+def test_the_last_quarter_of_one_step_is_that_step(
+    folder: RunDir, call: Any, tmp_path: Path
+) -> None:
+    one = make_run(tmp_path / "one", Plan(**{**vars(SMALL), "num_steps": 1}))
+    out = tmp_path / "d.json"
+    assert call("rollouts", "diff", one.path, folder.path, "--json", out)[0] == 0
+    outcome = json.loads(out.read_text())["outcome"]
+    assert outcome["steps"] == [1, 6]
+    first, last = outcome["reward, last quarter"]
+    assert first == pytest.approx(outcome["reward"][0])
+    rows = Run(folder).rollouts(purpose="train", steps=(4, 5))
+    assert last == pytest.approx(rows["reward"].mean())
+
+
 # ---------------------------------------------------------------- verify and repair
 
 
