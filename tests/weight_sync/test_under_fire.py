@@ -1,4 +1,4 @@
-"""Replicas killed amid a transfer, three times; the long version is the script itself."""
+"""Processes that end or hang amid a transfer, a few times; the program does it often."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "experiments/benchmarks/weight_sync_under_fire.py"
+SCENES = ["collective", "delta", "shared_memory", "trainer"]
 
 
 @pytest.mark.parametrize(
-    ("transport", "kills"),
+    ("scene", "signal", "kills"),
     [
-        ("collective", 3),
-        pytest.param("collective", 50, marks=pytest.mark.long),
-        pytest.param("shared_memory", 50, marks=pytest.mark.long),
+        ("delta", "KILL", 1),
+        ("shared_memory", "KILL", 3),
+        ("trainer", "KILL", 3),
+        *[pytest.param(scene, "KILL", 50, marks=pytest.mark.long) for scene in SCENES],
+        *[pytest.param(scene, "STOP", 3, marks=pytest.mark.long) for scene in SCENES],
     ],
 )
-def test_a_replica_killed_amid_a_transfer_hangs_nobody_and_mixes_nothing(
-    transport: str, kills: int
+def test_an_end_amid_a_transfer_hangs_nobody_and_mixes_nothing(
+    scene: str, signal: str, kills: int
 ) -> None:
-    command = [sys.executable, str(SCRIPT), "--kills", f"{kills}", "--transport", transport]
+    command = [sys.executable, str(SCRIPT), "--scene", scene, "--signal", signal]
+    command += ["--kills", f"{kills}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600 + 60 * kills)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["kills"] == kills
