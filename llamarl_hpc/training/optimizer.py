@@ -73,6 +73,6 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> float:
 
 def _norm(gradient: Tensor) -> Tensor:
     """Its norm as a float64 scalar, without a float64 copy of all of it."""
-    blocks = gradient.reshape(-1).split(_NORM_BLOCK)
-    norms = [torch.linalg.vector_norm(block.double()) for block in blocks]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    blocks = torch.split(gradient.reshape(-1), _NORM_BLOCK)
+    norms = torch.stack([torch.linalg.vector_norm(block.double()) for block in blocks])
+    return norms[0] if len(blocks) == 1 else torch.linalg.vector_norm(norms)

@@ -17,6 +17,7 @@ from llamarl_hpc.batching.packing import PADDING_SEGMENT, PROMPT_SEGMENT, MicroB
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.models.load import load_trainer_model
+from llamarl_hpc.training import segment_attention
 from llamarl_hpc.training.logprobs import LogprobHead
 from llamarl_hpc.training.lora import add_adapters, plain_name
 
@@ -33,6 +34,9 @@ class PolicyModel(nn.Module):
     ) -> None:
         super().__init__()
         _check_head(causal_lm)
+        if causal_lm.config._attn_implementation == "sdpa":
+            segment_attention.register()
+            causal_lm.set_attn_implementation(segment_attention.NAME)
         self.causal_lm = causal_lm
         head = causal_lm.get_output_embeddings()
         self.logprob_head = LogprobHead(
@@ -49,13 +53,19 @@ class PolicyModel(nn.Module):
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
         """Shapes as in MicroBatch. Without `segment_ids` attention is plainly causal."""
-        mask = None
+        mask, more = None, {}
         if segment_ids is not None:
             mask = attention_mask(segment_ids)
             if self.causal_lm.config._attn_implementation == "eager":
                 mask = _additive(mask, self.causal_lm.dtype)
+            elif segment_ids.device.type == "cpu":
+                more = {"segments": segment_attention.cut(segment_ids)}
         hidden_BLD = self.causal_lm.base_model(
-            input_ids=token_ids, attention_mask=mask, position_ids=position_ids, use_cache=False
+            input_ids=token_ids,
+            attention_mask=mask,
+            position_ids=position_ids,
+            use_cache=False,
+            **more,
         ).last_hidden_state
         hidden_KD = hidden_BLD.flatten(0, 1).index_select(0, gather_index)
         logprobs, entropy = self.logprob_head(hidden_KD, target_ids, temperature)
