@@ -22,6 +22,7 @@ from llamarl_hpc.config.schema import Config, LoraConfig, TrainerConfig
 
 MIB = 1 << 20
 _PROGRAM = 400 * MIB  # Python, torch, DeepSpeed and transformers, loaded and used
+_PEFT = 50 * MIB  # loaded for LoRA
 _BUCKET = 4 * 50_000_000  # bytes of one reduce or all-gather (training/zero.py)
 _ITEM = {"fp32": 4, "bf16": 2}
 
@@ -33,8 +34,8 @@ _REDUCTION: dict[tuple[int, str], tuple[float, float, float]] = {
     (1, "bf16"): (0.5, 0.5, 0.5),
     (2, "fp32"): (1.0, 1.3, 1.5),
     (2, "bf16"): (1.0, 3.1, 0.3),
-    (3, "fp32"): (1.8, 2.3, 1.5),
-    (3, "bf16"): (3.2, 0.5, 2.0),
+    (3, "fp32"): (2.8, 2.3, 0.5),
+    (3, "bf16"): (3.7, 0.5, 1.5),
 }
 _OFFLOADED = (0.6, 1.3)  # times W / N, on the way to the host: optimizer, parameters
 _HOLES = 1.2  # activations come and go in blocks of all sizes, which leaves holes between them
@@ -100,7 +101,7 @@ class TrainerMemory:
     parameters: int
     gradients: int
     optimizer: int  # moments, and float32 weights where there are others
-    gathered: int  # parameters of other ranks while they are used (ZeRO 3)
+    gathered: int  # parameters of all ranks while they are used (ZeRO 3)
     activations: int  # kept for the backward pass
     logits: int  # of one chunk, with its gradient
     reduction: int  # what a reduction and the allocator hold beside the parts
@@ -127,20 +128,21 @@ def estimate(model: ModelShape, config: Config, num_ranks: int) -> TrainerMemory
     """Of a rank among `num_ranks`, at the longest prompts and completions that `config` allows."""
     trainer, lora = config.trainer, config.model.lora
     item, share = _ITEM[trainer.dtype], 1 / num_ranks
-    total = model.num_parameters * item
-    trained = 4 * (model.num_adapter_parameters(lora) if lora else model.num_parameters)
+    adapters = model.num_adapter_parameters(lora) if lora else 0
+    total = (model.num_parameters + adapters) * item
+    trained = 4 * (adapters or model.num_parameters)
     pack = Pack.of(config, num_ranks)
     sent = model.num_parameters * item * share
     return TrainerMemory(
-        program=_PROGRAM,
+        program=_PROGRAM + (_PEFT if lora else 0),
         parameters=_bytes(total * (share if trainer.zero_stage == 3 else 1)),
         gradients=_bytes(_gradients(trainer, trained, num_ranks)),
         optimizer=_bytes(_optimizer(trainer, trained, num_ranks)),
-        gathered=_bytes(total if trainer.zero_stage == 3 else 0),
+        gathered=total if trainer.zero_stage == 3 and num_ranks > 1 else 0,
         activations=_bytes(_activations(model, config, pack)),
-        logits=_bytes(_logits(model, trainer, pack)),
+        logits=_logits(model, config, pack),
         reduction=_bytes(_reduction(trainer, trained, num_ranks)),
-        reference=total if _refers_here(config) else 0,
+        reference=model.num_parameters * item if _refers_here(config) else 0,
         weight_sync=_bytes(sent * _copies_sent(config)),
         checkpoint=_bytes(_checkpoint(trainer, trained, num_ranks)),
     )
@@ -161,9 +163,9 @@ class Pack:
         prompt, completion = rollout.max_prompt_length, rollout.max_completion_length
         in_row = 1
         if trainer.share_prompt:
-            fitting = (trainer.micro_batch_tokens - prompt) // completion
+            fitting = (trainer.micro_batch_tokens - prompt) // max(completion - 1, 1)
             in_row = min(rollout.num_generations, max(fitting, 1))
-        row = prompt + in_row * completion
+        row = prompt + in_row * (completion - 1)  # without last tokens, which are targets only
         groups = -(-rollout.prompts_per_step // num_ranks)  # of the rank with most
         rows = min(
             max(trainer.micro_batch_tokens // row, 1), groups * (rollout.num_generations // in_row)
@@ -214,10 +216,13 @@ def _checkpoint(trainer: TrainerConfig, trained: int, num_ranks: int) -> float:
 def _activations(model: ModelShape, config: Config, pack: Pack) -> float:
     """What autograd keeps of each token and layer: the inputs of both norms, before and after
     scaling; queries, keys and values as attention takes them, and its output; the MLP's two inner
-    vectors, the activated one and their product."""
-    item = _ITEM[config.trainer.dtype]
+    vectors, the activated one and their product. With LoRA, what only the gradient of a frozen
+    weight needs is not kept. But it is freed between blocks that are, where nothing of its size
+    fits again, so it counts all the same; the adapters' inner vectors are kept beside it."""
+    item, lora = _ITEM[config.trainer.dtype], config.model.lora
     norms = 2 * model.width * (3 * item if item == 4 else 3 * item + 4)
     layer = norms + item * (5 * model.query_width + 4 * model.inner)
+    layer += item * lora.r * len(lora.target_modules) if lora else 0
     masks = 0.0
     if config.model.attn_implementation == "eager":
         masks = 3 * item * model.heads * pack.row_tokens
@@ -229,11 +234,12 @@ def _activations(model: ModelShape, config: Config, pack: Pack) -> float:
     return model.layers * layer_bytes
 
 
-def _logits(model: ModelShape, trainer: TrainerConfig, pack: Pack) -> float:
+def _logits(model: ModelShape, config: Config, pack: Pack) -> int:
+    trainer = config.trainer
     chunk = min(trainer.logprob_chunk_tokens, pack.completion_tokens)
     low = 0 if trainer.dtype == "fp32" else 2  # logits as the head makes them
-    gradient = model.vocabulary * model.width * _ITEM[trainer.dtype]
-    return chunk * model.vocabulary * (8 + low) + gradient
+    of_head = model.vocabulary * model.width * _ITEM[trainer.dtype]
+    return chunk * model.vocabulary * (8 + low) + (0 if config.model.lora else of_head)
 
 
 def _refers_here(config: Config) -> bool:

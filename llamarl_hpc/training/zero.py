@@ -38,13 +38,14 @@ def start_engine(
         "placement.init_process_group comes first"
     )
     deepspeed = import_deepspeed(device.type)
+    num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     arguments = SimpleNamespace(device_rank=device.index) if device.index is not None else None
     with redirect_stdout(io.StringIO()):  # reports of memory that no log level silences
         engine, *_ = deepspeed.initialize(
             args=arguments,
             model=model,
             optimizer=optimizer,
-            config=engine_settings(config, device.type),
+            config=engine_settings(config, device.type, num_trained),
         )
     # Stage 0 in bf16 makes its moments by a step with gradient 0, which would count as the first
     # one in Adam's bias correction.
@@ -68,7 +69,7 @@ def import_deepspeed(device_type: str) -> Any:
     return deepspeed
 
 
-def engine_settings(config: TrainerConfig, device_type: str) -> dict[str, Any]:
+def engine_settings(config: TrainerConfig, device_type: str, num_trained: int) -> dict[str, Any]:
     """DeepSpeed's configuration. Accumulation and schedule are ours, so it sees one micro-batch
     per step and a constant rate."""
     bf16 = config.dtype == "bf16"
@@ -80,7 +81,8 @@ def engine_settings(config: TrainerConfig, device_type: str) -> dict[str, Any]:
         "zero_optimization": {
             "stage": config.zero_stage,
             "overlap_comm": device_type == "cuda",
-            "reduce_bucket_size": _BUCKET_NUMEL,
+            # made whole, however little is trained (LoRA)
+            "reduce_bucket_size": min(_BUCKET_NUMEL, num_trained),
             "allgather_bucket_size": _BUCKET_NUMEL,
         },
         "bf16": {"enabled": bf16},

@@ -87,6 +87,8 @@ def test_a_rank_takes_what_was_estimated(tmp_path: Path) -> None:
         ["trainer.zero_stage=3", "trainer.dtype=bf16"],
         ["trainer.zero_stage=1", "trainer.gradient_checkpointing=true"],
         ["trainer.zero_stage=2", "trainer.offload_optimizer=true"],
+        ["trainer.zero_stage=1", "model.lora={r: 8}"],
+        ["trainer.zero_stage=1", "model.lora={r: 64}"],
     ],
     ids=lambda settings: ",".join(s.removeprefix("trainer.") for s in settings),
 )

@@ -65,15 +65,24 @@ def test_only_adapters_have_gradients_and_moments() -> None:
     found = estimate(SMOLLM2, config(model={"lora": {"r": 8}}, trainer={"zero_stage": 0}), 1)
     adapters = 30 * 8 * (2 * (576 + 576) + 2 * (576 + 192))
     assert (found.gradients, found.optimizer) == (4 * adapters, 8 * adapters)
-    assert found.parameters == 4 * NUM_PARAMETERS
+    assert found.parameters == 4 * (NUM_PARAMETERS + adapters)
+    whole = estimate(SMOLLM2, config(trainer={"zero_stage": 0}), 1)
+    assert whole.logits - found.logits == 4 * 49_152 * 576  # the head is frozen, too
+
+
+def test_only_several_ranks_gather_parameters() -> None:
+    trainer = {"trainer": {"zero_stage": 3}}
+    assert estimate(SMOLLM2, config(**trainer), 1).gathered == 0
+    assert estimate(SMOLLM2, config(**trainer), 2).gathered == 4 * NUM_PARAMETERS
 
 
 def test_checkpointing_keeps_one_layer_and_the_inputs_of_all() -> None:
     tokens = {"micro_batch_tokens": 1024, "share_prompt": False}
     whole = estimate(SMOLLM2, config(trainer=tokens), 1).activations
     lean = estimate(SMOLLM2, config(trainer=tokens | {"gradient_checkpointing": True}), 1)
-    rows = 1024 // 112
-    assert lean.activations == pytest.approx(whole / 30 + rows * 112 * 576 * 4 * 30, rel=1e-6)
+    row = 48 + 64 - 1
+    inputs = (1024 // row) * row * 576 * 4 * 30
+    assert lean.activations == pytest.approx(whole / 30 + inputs, rel=1e-6)
 
 
 @pytest.mark.parametrize(
