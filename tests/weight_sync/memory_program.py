@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from mpi4py import MPI
+from mpi_end import leave_together
 from sync_setup import wait_staged
 
 from llamarl_hpc.channels.messages import SyncMember
@@ -89,15 +90,7 @@ def main(run_path: str) -> None:
             assert staged.checksum
             assert sum(tensor.nbytes for _, tensor in staged.tensors()) == HALF
             staged.release()
-    everybody.Barrier()
-    if receiver is None:
-        publisher.close()
-    else:
-        receiver.close()
-    everybody.Barrier()
-    if everybody.rank == 0:
-        print("ok", flush=True)
-    World(rank=everybody.rank, size=everybody.size, comm=everybody).leave()
+    leave_together(everybody, receiver or publisher, "ok")
 
 
 if __name__ == "__main__":

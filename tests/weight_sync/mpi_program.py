@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from mpi4py import MPI
+from mpi_end import leave_together
 from sync_setup import ToySource, assert_holds, checksum_of, wait_staged, weights
 
 from llamarl_hpc.channels.messages import SyncMember
@@ -64,15 +65,7 @@ def main(run_path: str, transport: str, num_trainers: int, layout: str) -> None:
             assert staged.checksum == expected
             assert_holds(staged, version, tensors)
             staged.release()
-    everybody.Barrier()
-    if receiver is None:
-        publisher.close()
-    else:
-        receiver.close()
-    everybody.Barrier()
-    if everybody.rank == 0:
-        print(f"ok {'network' if address else 'memory'}", flush=True)
-    World(rank=everybody.rank, size=everybody.size, comm=everybody).leave()
+    leave_together(everybody, receiver or publisher, f"ok {'network' if address else 'memory'}")
 
 
 if __name__ == "__main__":
