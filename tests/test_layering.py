@@ -53,7 +53,7 @@ DOORS = {
     "mpi4py": [
         "llamarl_hpc.placement",
         "llamarl_hpc.executors.main",
-        "llamarl_hpc.weight_sync.node_window",
+        "llamarl_hpc.weight_sync.collective.node_window",
     ],
     "omegaconf": ["llamarl_hpc.config.load"],
     "gguf": ["llamarl_hpc.models.gguf"],

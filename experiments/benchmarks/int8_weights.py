@@ -29,10 +29,10 @@ from llamarl_hpc.models.load import load_tokenizer, resolve_model
 from llamarl_hpc.placement import World
 from llamarl_hpc.types import GenerationRequest, Purpose, SamplingParams
 from llamarl_hpc.weight_sync.agreed_plan import agree_on_plan
-from llamarl_hpc.weight_sync.bench_task import model_specs
-from llamarl_hpc.weight_sync.bench_weights import MadeUpWeights
+from llamarl_hpc.weight_sync.bench.task import model_specs
+from llamarl_hpc.weight_sync.bench.weights import MadeUpWeights
+from llamarl_hpc.weight_sync.collective.staging import Snapshot
 from llamarl_hpc.weight_sync.quantised_source import QuantisedSource
-from llamarl_hpc.weight_sync.staging import Snapshot
 
 TEXT = "It was a cold morning in the harbour town, and the old lighthouse keeper began to tell"
 BUCKET_BYTES = 64 << 20

@@ -36,9 +36,9 @@ from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.weight_sync.checksum import version_checksum
-from llamarl_hpc.weight_sync.collective import CollectivePublisher
-from llamarl_hpc.weight_sync.manifest import read_manifest
+from llamarl_hpc.weight_sync.collective.publisher import CollectivePublisher
 from llamarl_hpc.weight_sync.select import make_publisher, make_receiver
+from llamarl_hpc.weight_sync.shared_memory.manifest import read_manifest
 
 LIMIT_S = 120.0  # for any one step; a hang, and not a slow machine
 VICTIM = "generator.1 rank 0"

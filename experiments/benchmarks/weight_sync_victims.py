@@ -32,15 +32,13 @@ from llamarl_hpc.config.schema import Config
 from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.types import ParameterSpec
-from llamarl_hpc.weight_sync import (
-    collective_receiver,
-    delta,
-    shared_memory,
-    shared_memory_receiver,
-)
 from llamarl_hpc.weight_sync.base import StagedWeights, WeightReceiver
-from llamarl_hpc.weight_sync.segment import Segment
+from llamarl_hpc.weight_sync.collective import delta
+from llamarl_hpc.weight_sync.collective import receiver as collective_receiver
 from llamarl_hpc.weight_sync.select import make_publisher, make_receiver
+from llamarl_hpc.weight_sync.shared_memory import publisher as shared_memory
+from llamarl_hpc.weight_sync.shared_memory import receiver as shared_memory_receiver
+from llamarl_hpc.weight_sync.shared_memory.segment import Segment
 
 MEMBERS = [SyncMember(executor=f"generator.{k}") for k in range(2)]
 SPARE = 200  # with few changes, one element in so many changes with a version

@@ -152,7 +152,7 @@ def weight_sync(
 
     from llamarl_hpc.cli.bench_weight_sync import measure
     from llamarl_hpc.cli.figures import write_figures
-    from llamarl_hpc.weight_sync.bench_task import Task
+    from llamarl_hpc.weight_sync.bench.task import Task
 
     _one_of("--size", size, ("135m", "1b", "custom"))
     _one_of("--dtype", dtype, ("fp32", "bf16"))

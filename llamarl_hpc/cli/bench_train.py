@@ -32,7 +32,7 @@ from llamarl_hpc.errors import ConfigError, LlamarlError
 from llamarl_hpc.launch.children import start
 from llamarl_hpc.launch.steps import step_environment
 from llamarl_hpc.models.load import CONFIG, context_length, read_json, resolve_model
-from llamarl_hpc.training.bench_task import SIDES, Measured, Ready, Side, Task
+from llamarl_hpc.training.bench.task import SIDES, Measured, Ready, Side, Task
 
 _DEADLINE_S = 1800.0  # for loading the model and a first step, and for each further one
 _SAME = 1e-3  # relative difference of gradient norms: another order of sums in float32
@@ -165,7 +165,7 @@ class _Process:
         told = msgspec.structs.replace(task, side=side, pipe=theirs.fileno())
         words = msgspec.json.encode(told).decode()
         self._process = start(
-            [sys.executable, "-m", "llamarl_hpc.training.bench_process", words],
+            [sys.executable, "-m", "llamarl_hpc.training.bench.process", words],
             env=_environment(
                 task.threads, as_job_step=not (side == "trl" and task.trl_own_environment)
             ),

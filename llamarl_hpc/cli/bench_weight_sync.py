@@ -33,8 +33,8 @@ import msgspec
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.launch.children import run_ranks
 from llamarl_hpc.placement import MARKER
-from llamarl_hpc.weight_sync.bench_task import Answer, Task, model_specs
-from llamarl_hpc.weight_sync.segment import remove_stale
+from llamarl_hpc.weight_sync.bench.task import Answer, Task, model_specs
+from llamarl_hpc.weight_sync.shared_memory.segment import remove_stale
 
 WAYS = [
     "copy",
@@ -144,7 +144,7 @@ def _run(task: Task) -> Answer:
     try:
         code, last = run_ranks(
             task.trainers + task.generators * task.ranks_per_replica,
-            "llamarl_hpc.weight_sync.bench_rank",
+            "llamarl_hpc.weight_sync.bench.rank",
             json.dumps(msgspec.to_builtins(task)),
             env=environment,
         )

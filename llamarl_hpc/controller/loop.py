@@ -28,7 +28,7 @@ from llamarl_hpc.controller.state import RunState
 from llamarl_hpc.controller.training import Training
 from llamarl_hpc.controller.works import Works
 from llamarl_hpc.errors import ExecutorFailed, LlamarlError, StoppedBySignal, StoreError
-from llamarl_hpc.weight_sync.segment import remove_stale
+from llamarl_hpc.weight_sync.shared_memory.segment import remove_stale
 
 log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 30.0  # for rollouts to get to the disk

@@ -22,15 +22,15 @@ from llamarl_hpc.weight_sync.base import (
     WeightReceiver,
     WeightSource,
 )
-from llamarl_hpc.weight_sync.collective import CollectivePublisher
-from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
+from llamarl_hpc.weight_sync.collective.publisher import CollectivePublisher
+from llamarl_hpc.weight_sync.collective.receiver import CollectiveReceiver
+from llamarl_hpc.weight_sync.collective.window_receiver import WindowReceiver
 from llamarl_hpc.weight_sync.plan import make_arena
 from llamarl_hpc.weight_sync.quantised_source import QuantisedSource, QuantisingPublisher
-from llamarl_hpc.weight_sync.segment import shortage
-from llamarl_hpc.weight_sync.shared_memory import SharedMemoryPublisher
-from llamarl_hpc.weight_sync.shared_memory_receiver import SharedMemoryReceiver
+from llamarl_hpc.weight_sync.shared_memory.publisher import SharedMemoryPublisher
+from llamarl_hpc.weight_sync.shared_memory.receiver import SharedMemoryReceiver
+from llamarl_hpc.weight_sync.shared_memory.segment import shortage
 from llamarl_hpc.weight_sync.targets import check_tiling
-from llamarl_hpc.weight_sync.window_receiver import WindowReceiver
 
 _log = logging.getLogger(__name__)
 

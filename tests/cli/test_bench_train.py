@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from llamarl_hpc.cli.bench_train import MISSING, _Process, check_same_work, figures, make_task
 from llamarl_hpc.cli.main import app
 from llamarl_hpc.errors import LlamarlError
-from llamarl_hpc.training import bench_task
-from llamarl_hpc.training.bench_task import Measured, Side, Task
+from llamarl_hpc.training.bench import task as bench_task
+from llamarl_hpc.training.bench.task import Measured, Side, Task
 
 TASK = Task(
     side="ours",

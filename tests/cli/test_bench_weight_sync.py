@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from llamarl_hpc.cli.bench_weight_sync import figures
 from llamarl_hpc.cli.main import app
-from llamarl_hpc.weight_sync.bench_task import Answer, Round, Task, model_specs
+from llamarl_hpc.weight_sync.bench.task import Answer, Round, Task, model_specs
 
 
 @pytest.mark.mpi

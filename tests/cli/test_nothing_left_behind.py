@@ -17,8 +17,8 @@ PROBE = "llamarl_hpc.launch.doctor.probe"
 # command, and a word in the command line of what it starts: there, it is at work
 STARTED = {
     "trainer-memory {config} --measure": "llamarl_hpc.training.memory_probe",
-    "bench weight-sync --size custom --rounds 500": "llamarl_hpc.weight_sync.bench_rank",
-    "bench train --model {model} --rounds 5000": "llamarl_hpc.training.bench_process",
+    "bench weight-sync --size custom --rounds 500": "llamarl_hpc.weight_sync.bench.rank",
+    "bench train --model {model} --rounds 5000": "llamarl_hpc.training.bench.process",
     "eval {config} --set evaluation.num_prompts=1": "llamarl_hpc.rewards.worker",
     "doctor {config} --set launch.launcher=mpiexec": PROBE,
     "run {config} --run-dir {run} --set launch.preflight=true": PROBE,

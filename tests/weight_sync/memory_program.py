@@ -21,7 +21,7 @@ from llamarl_hpc.config.schema import Config, WeightSyncConfig
 from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.types import ParameterSpec, TensorPart
-from llamarl_hpc.weight_sync.bench_weights import MadeUpWeights
+from llamarl_hpc.weight_sync.bench.weights import MadeUpWeights
 from llamarl_hpc.weight_sync.select import make_publisher, make_receiver
 
 MIB = 1 << 20

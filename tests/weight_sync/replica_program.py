@@ -16,7 +16,7 @@ from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import Config, WeightSyncConfig
 from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.weight_sync import landing
+from llamarl_hpc.weight_sync.collective import landing
 from llamarl_hpc.weight_sync.select import make_publisher, make_receiver
 
 WAYS: dict[str, dict[str, Any]] = {

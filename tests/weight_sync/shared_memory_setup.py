@@ -13,8 +13,8 @@ from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.weight_sync.base import PublishReceipt
-from llamarl_hpc.weight_sync.shared_memory import SharedMemoryPublisher
-from llamarl_hpc.weight_sync.shared_memory_receiver import SharedMemoryReceiver
+from llamarl_hpc.weight_sync.shared_memory.publisher import SharedMemoryPublisher
+from llamarl_hpc.weight_sync.shared_memory.receiver import SharedMemoryReceiver
 
 CONFIG = WeightSyncConfig(timeout_s=10.0, bucket_mb=1)
 

@@ -15,8 +15,8 @@ from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.placement import World
 from llamarl_hpc.types import ParameterSpec
 from llamarl_hpc.weight_sync.base import PublishReceipt, StagedWeights, WeightReceiver
-from llamarl_hpc.weight_sync.collective import CollectivePublisher
-from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
+from llamarl_hpc.weight_sync.collective.publisher import CollectivePublisher
+from llamarl_hpc.weight_sync.collective.receiver import CollectiveReceiver
 
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "embed.weight": ((512, 130), torch.float32),

@@ -30,10 +30,11 @@ from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.types import ParameterSpec
-from llamarl_hpc.weight_sync import collective_receiver, landing
 from llamarl_hpc.weight_sync.agreed_plan import agree_on_plan
 from llamarl_hpc.weight_sync.checksum import version_checksum
-from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
+from llamarl_hpc.weight_sync.collective import landing
+from llamarl_hpc.weight_sync.collective import receiver as collective_receiver
+from llamarl_hpc.weight_sync.collective.receiver import CollectiveReceiver
 from llamarl_hpc.weight_sync.verification import Verify
 
 SHORT = WeightSyncConfig(timeout_s=1.0, bucket_mb=1)
@@ -255,7 +256,7 @@ PROCESS = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
 import test_collective as t
-from llamarl_hpc.weight_sync import collective_receiver
+from llamarl_hpc.weight_sync.collective import receiver as collective_receiver
 
 genuine, calls = collective_receiver.broadcast, []
 

@@ -10,7 +10,7 @@ import torch
 
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.types import ParameterSpec
-from llamarl_hpc.weight_sync.delta import PAYS, Delta, decode, encode, word_bytes
+from llamarl_hpc.weight_sync.collective.delta import PAYS, Delta, decode, encode, word_bytes
 from llamarl_hpc.weight_sync.plan import make_arena, make_plan
 
 

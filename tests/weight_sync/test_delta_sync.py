@@ -11,9 +11,9 @@ from sync_setup import SPECS, Trainer, members, receiver, wait_staged, weights
 
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
-from llamarl_hpc.weight_sync import landing
 from llamarl_hpc.weight_sync.checksum import version_checksum
-from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
+from llamarl_hpc.weight_sync.collective import landing
+from llamarl_hpc.weight_sync.collective.receiver import CollectiveReceiver
 
 CONFIG = WeightSyncConfig(timeout_s=15.0, bucket_mb=1, delta="auto")
 NOTHING = slice(0, 0)

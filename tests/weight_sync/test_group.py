@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from llamarl_hpc.weight_sync.group import WINDOW, WINDOW_SMALL, Window, reason
+from llamarl_hpc.weight_sync.collective.group import WINDOW, WINDOW_SMALL, Window, reason
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -15,7 +15,7 @@ from test_sync_mpi import HERE, mpi_environment, mpi_run, mpiexec
 
 from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.errors import WeightSyncError
-from llamarl_hpc.weight_sync import node_window
+from llamarl_hpc.weight_sync.collective import node_window
 
 WAYS = ["window", "parts", "sampled parts", "shared memory"]
 

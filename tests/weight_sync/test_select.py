@@ -12,10 +12,11 @@ from llamarl_hpc.config.schema import Config, ResourceConfig, ResourcesConfig, W
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.weight_sync import segment, select
-from llamarl_hpc.weight_sync.collective import CollectivePublisher
+from llamarl_hpc.weight_sync import select
+from llamarl_hpc.weight_sync.collective.publisher import CollectivePublisher
 from llamarl_hpc.weight_sync.select import make_publisher, make_receiver
-from llamarl_hpc.weight_sync.shared_memory import SharedMemoryPublisher
+from llamarl_hpc.weight_sync.shared_memory import segment
+from llamarl_hpc.weight_sync.shared_memory.publisher import SharedMemoryPublisher
 
 SOURCE = ToySource(0, 1, sharded=False)
 

@@ -13,8 +13,8 @@ from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.weight_sync import segment
 from llamarl_hpc.weight_sync.checksum import version_checksum
+from llamarl_hpc.weight_sync.shared_memory import segment
 
 pytestmark = pytest.mark.skipif(not segment.SHM.is_dir(), reason="needs /dev/shm")
 

@@ -15,7 +15,7 @@ from sync_setup import assert_holds, wait_staged
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.weight_sync import segment
+from llamarl_hpc.weight_sync.shared_memory import segment
 
 pytestmark = pytest.mark.skipif(not segment.SHM.is_dir(), reason="needs /dev/shm")
 

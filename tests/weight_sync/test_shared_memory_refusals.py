@@ -12,10 +12,10 @@ from sync_setup import SPECS, ToySource, checksum_of, wait_staged
 from llamarl_hpc.errors import ConfigError, WeightSyncError
 from llamarl_hpc.placement import World
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.weight_sync import segment
-from llamarl_hpc.weight_sync.manifest import read_manifest, write_manifest
-from llamarl_hpc.weight_sync.shared_memory import SharedMemoryPublisher
-from llamarl_hpc.weight_sync.shared_memory_receiver import SharedMemoryReceiver
+from llamarl_hpc.weight_sync.shared_memory import segment
+from llamarl_hpc.weight_sync.shared_memory.manifest import read_manifest, write_manifest
+from llamarl_hpc.weight_sync.shared_memory.publisher import SharedMemoryPublisher
+from llamarl_hpc.weight_sync.shared_memory.receiver import SharedMemoryReceiver
 
 pytestmark = pytest.mark.skipif(not segment.SHM.is_dir(), reason="needs /dev/shm")
 

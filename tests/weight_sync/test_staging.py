@@ -9,11 +9,11 @@ import torch
 
 from llamarl_hpc.types import ParameterSpec
 from llamarl_hpc.weight_sync.arena import arena_tensors
-from llamarl_hpc.weight_sync.bench_weights import MadeUpWeights
-from llamarl_hpc.weight_sync.delta import Chart, apply
-from llamarl_hpc.weight_sync.loads import Load, broadcasts
+from llamarl_hpc.weight_sync.bench.weights import MadeUpWeights
+from llamarl_hpc.weight_sync.collective.delta import Chart, apply
+from llamarl_hpc.weight_sync.collective.loads import Load, broadcasts
+from llamarl_hpc.weight_sync.collective.staging import Parcel, Staging
 from llamarl_hpc.weight_sync.plan import Arena, Bucket, make_arena, make_plan
-from llamarl_hpc.weight_sync.staging import Parcel, Staging
 
 CPU = torch.device("cpu")
 DELTA_BYTES = 1 << 18

@@ -13,9 +13,10 @@ import torch
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.types import ParameterSpec, TensorPart
 from llamarl_hpc.weight_sync.arena import arena_tensors, torch_dtype
-from llamarl_hpc.weight_sync.group import Window
-from llamarl_hpc.weight_sync.landing import PartsLanding, Ring
-from llamarl_hpc.weight_sync.loads import broadcasts
+from llamarl_hpc.weight_sync.collective.group import Window
+from llamarl_hpc.weight_sync.collective.landing import PartsLanding, Ring
+from llamarl_hpc.weight_sync.collective.loads import broadcasts
+from llamarl_hpc.weight_sync.collective.rendezvous import Layout
 from llamarl_hpc.weight_sync.plan import (
     GRAIN,
     ITEM_BYTES,
@@ -27,7 +28,6 @@ from llamarl_hpc.weight_sync.plan import (
     make_plan,
     plan_hash,
 )
-from llamarl_hpc.weight_sync.rendezvous import Layout
 from llamarl_hpc.weight_sync.targets import check_tiling, parts_arena, rectangles
 
 CPU = torch.device("cpu")

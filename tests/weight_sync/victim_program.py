@@ -16,7 +16,7 @@ from sync_setup import SPECS, members
 from llamarl_hpc.config.schema import Config, WeightSyncConfig
 from llamarl_hpc.placement import detect
 from llamarl_hpc.run_dir import RunDir
-from llamarl_hpc.weight_sync import collective_receiver
+from llamarl_hpc.weight_sync.collective import receiver as collective_receiver
 from llamarl_hpc.weight_sync.select import make_receiver
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from llamarl_hpc.types import Array
-from llamarl_hpc.weight_sync.segment import SHM
+from llamarl_hpc.weight_sync.shared_memory.segment import SHM
 
 _HEADER_BYTES = 1 << 16
 _SERIAL, _STATE, _LENGTH, _HANGS, _RANKS = 0, 1, 2, 3, 16  # int64

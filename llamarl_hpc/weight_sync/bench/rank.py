@@ -20,15 +20,15 @@ from llamarl_hpc.placement import World, detect
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.weight_sync.arena import torch_dtype
 from llamarl_hpc.weight_sync.base import StagedWeights, WeightPublisher, WeightReceiver
-from llamarl_hpc.weight_sync.bench_replica import ReplicaWay
-from llamarl_hpc.weight_sync.bench_task import Answer, Round, Task, model_specs
-from llamarl_hpc.weight_sync.bench_weights import MadeUpWeights
-from llamarl_hpc.weight_sync.collective import CollectivePublisher
-from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
-from llamarl_hpc.weight_sync.group import broadcast, make_group
-from llamarl_hpc.weight_sync.manifest import read_manifest
-from llamarl_hpc.weight_sync.shared_memory import SharedMemoryPublisher
-from llamarl_hpc.weight_sync.shared_memory_receiver import SharedMemoryReceiver
+from llamarl_hpc.weight_sync.bench.replica import ReplicaWay
+from llamarl_hpc.weight_sync.bench.task import Answer, Round, Task, model_specs
+from llamarl_hpc.weight_sync.bench.weights import MadeUpWeights
+from llamarl_hpc.weight_sync.collective.group import broadcast, make_group
+from llamarl_hpc.weight_sync.collective.publisher import CollectivePublisher
+from llamarl_hpc.weight_sync.collective.receiver import CollectiveReceiver
+from llamarl_hpc.weight_sync.shared_memory.manifest import read_manifest
+from llamarl_hpc.weight_sync.shared_memory.publisher import SharedMemoryPublisher
+from llamarl_hpc.weight_sync.shared_memory.receiver import SharedMemoryReceiver
 
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 300.0

@@ -7,7 +7,7 @@ from itertools import islice
 
 import msgspec
 
-from llamarl_hpc.weight_sync.delta import Delta
+from llamarl_hpc.weight_sync.collective.delta import Delta
 from llamarl_hpc.weight_sync.plan import Bucket
 
 

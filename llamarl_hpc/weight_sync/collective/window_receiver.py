@@ -19,11 +19,11 @@ from llamarl_hpc.placement import World
 from llamarl_hpc.types import ParameterSpec
 from llamarl_hpc.weight_sync.arena import StagedArena
 from llamarl_hpc.weight_sync.base import StagedWeights
-from llamarl_hpc.weight_sync.collective_receiver import CollectiveReceiver
-from llamarl_hpc.weight_sync.group import connect_store, reason
-from llamarl_hpc.weight_sync.node_window import NodeWindow, shortage
+from llamarl_hpc.weight_sync.collective.group import connect_store, reason
+from llamarl_hpc.weight_sync.collective.node_window import NodeWindow, shortage
+from llamarl_hpc.weight_sync.collective.receiver import CollectiveReceiver
+from llamarl_hpc.weight_sync.collective.rendezvous import Board, Watch, read_layout
 from llamarl_hpc.weight_sync.plan import Arena
-from llamarl_hpc.weight_sync.rendezvous import Board, Watch, read_layout
 
 _LAYOUT_S = 30.0  # the trainer's layout is there before anybody hears of its store
 _CLOSE_S = 3.0

@@ -28,8 +28,8 @@ import msgspec
 from torch._C._distributed_c10d import TCPStore
 
 from llamarl_hpc.errors import WeightSyncError
-from llamarl_hpc.weight_sync.group import reason
-from llamarl_hpc.weight_sync.loads import Load, roots
+from llamarl_hpc.weight_sync.collective.group import reason
+from llamarl_hpc.weight_sync.collective.loads import Load, roots
 from llamarl_hpc.weight_sync.plan import Arena, Bucket
 from llamarl_hpc.weight_sync.verification import Verify
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from llamarl_hpc.training.bench_task import Measured, Ready
+from llamarl_hpc.training.bench.task import Measured, Ready
 
 
 class Parent:

@@ -16,9 +16,9 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from llamarl_hpc.training import bench_task
-from llamarl_hpc.training.bench_parent import Parent, Stopwatch
-from llamarl_hpc.training.bench_task import Measured, Ready, Task
+from llamarl_hpc.training.bench import task as bench_task
+from llamarl_hpc.training.bench.parent import Parent, Stopwatch
+from llamarl_hpc.training.bench.task import Measured, Ready, Task
 from llamarl_hpc.training.resident import peak_bytes, resident_bytes
 
 

@@ -1,4 +1,4 @@
-"""The generators' side of weight sync over the network; the whole picture is in collective.py.
+"""The generators' side of weight sync over the network; the whole picture is in publisher.py.
 
 background thread   ask for the version -> (answer) -> receive all buckets (landing.py)
                     -> compare the checksum -> staged
@@ -25,7 +25,7 @@ from llamarl_hpc.types import ParameterSpec, TensorPart
 from llamarl_hpc.weight_sync.arena import StagedArena, check_specs
 from llamarl_hpc.weight_sync.background import Fetcher
 from llamarl_hpc.weight_sync.base import StagedWeights
-from llamarl_hpc.weight_sync.group import (
+from llamarl_hpc.weight_sync.collective.group import (
     MAX_OPERATION_S,
     Window,
     broadcast,
@@ -37,10 +37,9 @@ from llamarl_hpc.weight_sync.group import (
     reason,
     use_device,
 )
-from llamarl_hpc.weight_sync.landing import Landing, PartsLanding, WholeLanding
-from llamarl_hpc.weight_sync.loads import Broadcast, Load, broadcasts
-from llamarl_hpc.weight_sync.plan import plan_hash
-from llamarl_hpc.weight_sync.rendezvous import (
+from llamarl_hpc.weight_sync.collective.landing import Landing, PartsLanding, WholeLanding
+from llamarl_hpc.weight_sync.collective.loads import Broadcast, Load, broadcasts
+from llamarl_hpc.weight_sync.collective.rendezvous import (
     POLL_S,
     VERDICT_S,
     Arrival,
@@ -52,6 +51,7 @@ from llamarl_hpc.weight_sync.rendezvous import (
     read_loads,
     read_sums,
 )
+from llamarl_hpc.weight_sync.plan import plan_hash
 from llamarl_hpc.weight_sync.verification import checksum_of, compare
 
 

@@ -8,8 +8,8 @@ from llamarl_hpc.channels.messages import SyncMember
 from llamarl_hpc.config.schema import WeightSyncConfig
 from llamarl_hpc.placement import World
 from llamarl_hpc.weight_sync.base import StagedWeights, WeightSource
-from llamarl_hpc.weight_sync.collective import CollectivePublisher
-from llamarl_hpc.weight_sync.window_receiver import WindowReceiver
+from llamarl_hpc.weight_sync.collective.publisher import CollectivePublisher
+from llamarl_hpc.weight_sync.collective.window_receiver import WindowReceiver
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.0005

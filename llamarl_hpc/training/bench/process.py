@@ -1,7 +1,7 @@
 """One side of `llamarl-hpc bench train`: loads the model, makes a step whenever it is told to.
 
 The learning rate is 0, so every step is the same step and gradient norms can be compared; the
-optimizer does all its work. All sides read the same rollouts (`bench_task.py`).
+optimizer does all its work. All sides read the same rollouts (`task.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.placement import World, init_process_group
-from llamarl_hpc.training.bench_parent import Parent, Stopwatch
-from llamarl_hpc.training.bench_task import Measured, Ready, Task, train_batch
+from llamarl_hpc.training.bench.parent import Parent, Stopwatch
+from llamarl_hpc.training.bench.task import Measured, Ready, Task, train_batch
 from llamarl_hpc.training.engine import TrainerEngine
 from llamarl_hpc.training.resident import peak_bytes, resident_bytes
 
@@ -66,7 +66,7 @@ def main(text: str) -> None:
     torch.set_num_threads(task.threads)
     parent = Parent(task.pipe)
     if task.side == "trl":
-        from llamarl_hpc.training import bench_trl
+        from llamarl_hpc.training.bench import trl as bench_trl
 
         bench_trl.serve(task, parent)
     else:

@@ -14,11 +14,11 @@ import torch
 
 from llamarl_hpc.types import TensorPart
 from llamarl_hpc.weight_sync.arena import arena_tensors, torch_dtype
-from llamarl_hpc.weight_sync.delta import Chart, apply
-from llamarl_hpc.weight_sync.group import WINDOW, WINDOW_SMALL
-from llamarl_hpc.weight_sync.loads import Broadcast
+from llamarl_hpc.weight_sync.collective.delta import Chart, apply
+from llamarl_hpc.weight_sync.collective.group import WINDOW, WINDOW_SMALL
+from llamarl_hpc.weight_sync.collective.loads import Broadcast
+from llamarl_hpc.weight_sync.collective.rendezvous import Layout
 from llamarl_hpc.weight_sync.plan import ALIGNMENT, Arena, Bucket, Piece, arena_start
-from llamarl_hpc.weight_sync.rendezvous import Layout
 from llamarl_hpc.weight_sync.targets import Rectangle, parts_arena, rectangles, whole
 from llamarl_hpc.weight_sync.verification import bucket_sums, piece_sum
 

@@ -15,7 +15,7 @@ import torch
 
 from llamarl_hpc.weight_sync.arena import copy_piece, torch_dtype
 from llamarl_hpc.weight_sync.base import WeightSource
-from llamarl_hpc.weight_sync.delta import Delta, bucket_starts, encode, word_bytes
+from llamarl_hpc.weight_sync.collective.delta import Delta, bucket_starts, encode, word_bytes
 from llamarl_hpc.weight_sync.plan import Bucket
 
 

@@ -1,4 +1,4 @@
-"""The readers' side of weight sync through shared memory; the whole picture is in shared_memory.py.
+"""The readers' side of weight sync through shared memory; the whole picture is in publisher.py.
 
 background thread   wait for the version -> lock its slot -> compare the sums, or believe the reader
                     that has done so -> staged
@@ -24,9 +24,9 @@ from llamarl_hpc.types import ParameterSpec
 from llamarl_hpc.weight_sync.arena import StagedArena, check_specs
 from llamarl_hpc.weight_sync.background import Fetcher
 from llamarl_hpc.weight_sync.base import StagedWeights
-from llamarl_hpc.weight_sync.manifest import Manifest, read_manifest
 from llamarl_hpc.weight_sync.plan import plan_hash
-from llamarl_hpc.weight_sync.segment import NUM_SLOTS, Segment
+from llamarl_hpc.weight_sync.shared_memory.manifest import Manifest, read_manifest
+from llamarl_hpc.weight_sync.shared_memory.segment import NUM_SLOTS, Segment
 from llamarl_hpc.weight_sync.verification import checksum_of, difference, piece_sum
 
 _POLL_S = 0.001

@@ -13,7 +13,7 @@ import torch
 from llamarl_hpc.errors import WeightSyncError
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.weight_sync.plan import Arena, Bucket, Piece
-from llamarl_hpc.weight_sync.segment import Shape
+from llamarl_hpc.weight_sync.shared_memory.segment import Shape
 from llamarl_hpc.weight_sync.verification import Verify
 
 

@@ -35,9 +35,9 @@ from llamarl_hpc.weight_sync.agreed_plan import agree_on_plan
 from llamarl_hpc.weight_sync.arena import copy_piece, torch_dtype
 from llamarl_hpc.weight_sync.background import run_in_background
 from llamarl_hpc.weight_sync.base import PublishReceipt, Sent, WeightSource
-from llamarl_hpc.weight_sync.manifest import Manifest, write_manifest
 from llamarl_hpc.weight_sync.plan import Piece
-from llamarl_hpc.weight_sync.segment import NUM_SLOTS, Segment, remove_stale
+from llamarl_hpc.weight_sync.shared_memory.manifest import Manifest, write_manifest
+from llamarl_hpc.weight_sync.shared_memory.segment import NUM_SLOTS, Segment, remove_stale
 from llamarl_hpc.weight_sync.verification import checksum_of, piece_sum
 
 _POLL_S = 0.001

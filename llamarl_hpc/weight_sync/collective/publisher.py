@@ -3,7 +3,7 @@
     trainer, every rank   copies the pieces it sends into staging buffers -> training goes on
     trainer, background   agrees with the receivers (rendezvous.py), then broadcasts its buckets,
                           or what has changed of them (delta.py), and sums them meanwhile
-    generator, background receives all buckets into one arena (collective_receiver.py)
+    generator, background receives all buckets into one arena (receiver.py)
 
 Nothing is gathered, and no trainer rank receives what another one sends. Who waits for whom: the
 trainer's background threads for all members to arrive and to finish, generators for the trainer,
@@ -34,7 +34,7 @@ from llamarl_hpc.placement import World
 from llamarl_hpc.weight_sync.agreed_plan import agree_on_plan
 from llamarl_hpc.weight_sync.background import run_in_background
 from llamarl_hpc.weight_sync.base import PublishReceipt, Sent, WeightSource
-from llamarl_hpc.weight_sync.group import (
+from llamarl_hpc.weight_sync.collective.group import (
     MAX_OPERATION_S,
     Window,
     broadcast,
@@ -47,8 +47,8 @@ from llamarl_hpc.weight_sync.group import (
     serve_store,
     use_device,
 )
-from llamarl_hpc.weight_sync.loads import Load, broadcasts
-from llamarl_hpc.weight_sync.rendezvous import (
+from llamarl_hpc.weight_sync.collective.loads import Load, broadcasts
+from llamarl_hpc.weight_sync.collective.rendezvous import (
     POLL_S,
     VERDICT_S,
     Arrival,
@@ -64,7 +64,7 @@ from llamarl_hpc.weight_sync.rendezvous import (
     read_loads,
     read_sums,
 )
-from llamarl_hpc.weight_sync.staging import Staging
+from llamarl_hpc.weight_sync.collective.staging import Staging
 from llamarl_hpc.weight_sync.verification import Verify, bucket_sums, checksum_of
 
 _log = logging.getLogger(__name__)
