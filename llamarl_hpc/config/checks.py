@@ -280,6 +280,12 @@ def _resources(config: Config) -> Iterator[str]:
         blocks["job"] = resources.job
     for name, block in blocks.items():
         yield from (f"resources.{name}.{sentence}" for sentence in _block(block))
+        if name != "job" and 0 < block.gpus_per_node < block.ntasks_per_node:
+            yield (
+                f"resources.{name} has {block.gpus_per_node} GPUs for the {block.ntasks_per_node} "
+                "ranks of a node, but NCCL wants one for each; make gpus_per_node at least "
+                "ntasks_per_node"
+            )
     if config.generator.replicas_per_node > 1 and resources.generator.nodes > 1:
         yield (
             f"generator.replicas_per_node is {config.generator.replicas_per_node} but a replica "

@@ -40,6 +40,10 @@ def test_the_defaults_with_data_are_consistent() -> None:
             "data.system_prompt has no place in data.template 'plain'",
         ),
         (
+            {"resources": {"generator": {"gpus_per_node": 1, "ntasks_per_node": 2}}},
+            "resources.generator has 1 GPUs for the 2 ranks of a node",
+        ),
+        (
             {"rollout": {"num_generations": 1}},
             "rollout.num_generations is 1 but algorithm.advantage 'group_mean'",
         ),

@@ -51,6 +51,7 @@ def test_a_replica_goes_on_after_either_of_its_ranks_is_killed_and_takes_weights
         algorithm={"max_staleness": 2, "in_flight_weight_updates": True},
         generator={"recompute_kv_cache": True, "max_concurrency": 8},
         trainer={"max_steps": 8, "eval_steps": 4},
+        weight_sync={"transport": "collective", "replica_memory": "parts"},
         resources=TWO_RANKS,
     )
     folder = tmp_path / "run"
