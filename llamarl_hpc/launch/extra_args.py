@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.placement import outside_allocation
+from llamarl_hpc.launch.allocation import outside_allocation
 
 _TIMEOUT_S = 60.0
 _SPEAKER = re.compile(r"^(\[[^\]]*\] \S+ \([^)]*\): |\S*(srun|mpiexec|mpirun): (error: )?)")

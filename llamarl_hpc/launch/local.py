@@ -37,6 +37,7 @@ from llamarl_hpc.errors import (
     StoppedByAlarm,
     StoppedBySignal,
 )
+from llamarl_hpc.launch.allocation import allocation
 from llamarl_hpc.launch.checkpoint_time import expected_s
 from llamarl_hpc.launch.continuation import check_wanted, continue_run, started_by
 from llamarl_hpc.launch.doctor.examine import preflight
@@ -44,7 +45,7 @@ from llamarl_hpc.launch.own_job import OwnJob
 from llamarl_hpc.launch.provenance import describe_software
 from llamarl_hpc.launch.starter import Starter, find_starter, is_one_host, make_launcher
 from llamarl_hpc.models.load import CONFIG, context_length, read_json, resolve_model
-from llamarl_hpc.placement import allocation, executor_names, role_of
+from llamarl_hpc.placement import executor_names, role_of
 from llamarl_hpc.prompts.dataset import PromptSets, load_prompts
 from llamarl_hpc.rewards.pool import check_rewards
 from llamarl_hpc.run_dir import RunDir

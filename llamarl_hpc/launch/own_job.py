@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.allocation import allocation, restart_count
 from llamarl_hpc.launch.queue import Answer, Run, run_command
-from llamarl_hpc.placement import allocation, restart_count
 from llamarl_hpc.slurm_text.job_end import (
     REQUEUED,
     ComponentRecord,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llamarl_hpc.config.schema import ResourceConfig
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.placement import NodeSet
+from llamarl_hpc.launch.allocation import NodeSet
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from llamarl_hpc.placement import outside_allocation
+from llamarl_hpc.launch.allocation import outside_allocation
 from llamarl_hpc.slurm_text.job_id import JobId, parse_job_id
 from llamarl_hpc.slurm_text.job_state import is_final, overall_state, parse_state
 from llamarl_hpc.slurm_text.moment import parse_moment

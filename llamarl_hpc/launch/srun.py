@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.controller.supervisor import StepCommand
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.allocation import Allocation, inside_allocation
 from llamarl_hpc.launch.packing import Packing, pack
 from llamarl_hpc.launch.request import component_block, component_of, gpu_option, roles_of
 from llamarl_hpc.launch.steps import (
@@ -27,14 +28,7 @@ from llamarl_hpc.launch.steps import (
     rank_arguments,
     step_environment,
 )
-from llamarl_hpc.placement import (
-    ONE_HOST,
-    Allocation,
-    executor_names,
-    inside_allocation,
-    resources_of,
-    role_of,
-)
+from llamarl_hpc.placement import ONE_HOST, executor_names, resources_of, role_of
 from llamarl_hpc.run_dir import RunDir
 
 _TIMEOUT_S = 60.0

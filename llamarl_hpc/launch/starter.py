@@ -12,10 +12,11 @@ from collections.abc import Mapping
 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.allocation import allocation
 from llamarl_hpc.launch.extra_args import check_extra_args
 from llamarl_hpc.launch.srun import Srun, SrunStepLauncher
 from llamarl_hpc.launch.steps import MpiExec, MpiStepLauncher
-from llamarl_hpc.placement import allocation, executor_names, resources_of, role_of
+from llamarl_hpc.placement import executor_names, resources_of, role_of
 from llamarl_hpc.run_dir import RunDir
 
 Starter = MpiExec | Srun

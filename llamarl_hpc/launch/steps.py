@@ -17,7 +17,8 @@ from pathlib import Path
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.controller.supervisor import StepCommand
 from llamarl_hpc.errors import ConfigError
-from llamarl_hpc.placement import MARKER, device_of, outside_allocation, resources_of
+from llamarl_hpc.launch.allocation import outside_allocation
+from llamarl_hpc.placement import MARKER, device_of, resources_of
 from llamarl_hpc.run_dir import RunDir
 
 

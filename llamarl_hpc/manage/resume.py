@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.allocation import allocation
 from llamarl_hpc.launch.local import changed_config, is_complete
 from llamarl_hpc.manage.jobs import active_jobs, has_slurm, jobs_of
 from llamarl_hpc.manage.process import is_running_here
-from llamarl_hpc.placement import allocation
 from llamarl_hpc.run_dir import RunDir
 
 if TYPE_CHECKING:

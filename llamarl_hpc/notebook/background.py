@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.allocation import outside_allocation
 from llamarl_hpc.manage.process import is_alive
-from llamarl_hpc.placement import outside_allocation
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
 
@@ -33,9 +33,9 @@ _children: list[subprocess.Popen[bytes]] = []  # of this kernel, which must take
 def check_here(config: Config) -> Prepared:
     """Check everything for a run on this machine, a Slurm job around the kernel left aside. Raises
     ConfigError."""
+    from llamarl_hpc.launch.allocation import outside_allocation
     from llamarl_hpc.launch.local import prepare
     from llamarl_hpc.launch.starter import find_starter
-    from llamarl_hpc.placement import outside_allocation
 
     find_starter(config, outside_allocation(os.environ))
     return prepare(config, elsewhere=True)

@@ -18,10 +18,10 @@ from llamarl_hpc.config.load import load_config
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.config.site import site_names
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.allocation import allocation
 from llamarl_hpc.launch.site import check_limits
 from llamarl_hpc.launch.srun import Srun, SrunStepLauncher, plan
 from llamarl_hpc.launch.submit import check_submittable, run_script
-from llamarl_hpc.placement import allocation
 from llamarl_hpc.run_dir import RunDir
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,17 +13,12 @@ import pytest
 
 from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.allocation import NodeSet, allocation, inside_allocation, outside_allocation
 from llamarl_hpc.launch.packing import pack
 from llamarl_hpc.launch.srun import Srun, SrunStepLauncher, plan
 from llamarl_hpc.launch.starter import find_starter, is_one_host
 from llamarl_hpc.launch.steps import MpiExec
-from llamarl_hpc.placement import (
-    ONE_HOST,
-    NodeSet,
-    allocation,
-    inside_allocation,
-    outside_allocation,
-)
+from llamarl_hpc.placement import ONE_HOST
 from llamarl_hpc.placement import (
     is_one_host as executors_share_a_host,
 )

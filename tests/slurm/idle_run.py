@@ -21,9 +21,9 @@ from llamarl_hpc.controller import signals
 from llamarl_hpc.controller.deadline import Deadline
 from llamarl_hpc.controller.ending import Ending, JobAround
 from llamarl_hpc.errors import LlamarlError
+from llamarl_hpc.launch.allocation import inside_allocation
 from llamarl_hpc.launch.continuation import check_wanted, continue_run, started_by
 from llamarl_hpc.launch.own_job import OwnJob
-from llamarl_hpc.placement import inside_allocation
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
 

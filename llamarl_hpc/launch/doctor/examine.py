@@ -18,6 +18,7 @@ from pathlib import Path
 
 from llamarl_hpc.config.schema import Config
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.launch.allocation import allocation
 from llamarl_hpc.launch.checkpoint_time import checkpoint_bytes
 from llamarl_hpc.launch.doctor import slurm
 from llamarl_hpc.launch.doctor.finding import Finding, as_json, fail, ok, warn
@@ -31,7 +32,6 @@ from llamarl_hpc.launch.srun import mpi_flag
 from llamarl_hpc.launch.starter import Starter, find_starter, is_one_host, make_launcher
 from llamarl_hpc.models.load import resolve_model
 from llamarl_hpc.models.package import PREFIX, find_converted
-from llamarl_hpc.placement import allocation
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.atomic import write_json
 
