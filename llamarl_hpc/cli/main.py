@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import NoReturn
 
@@ -35,6 +36,7 @@ from llamarl_hpc.errors import EXIT_USER_ERROR, ConfigError, LlamarlError, Stopp
 
 # What the user can mend; any other error of the system is a fault of ours and keeps its traceback.
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+_AGAIN_S = 0.05
 
 app = typer.Typer(
     name="llamarl-hpc",
@@ -79,11 +81,23 @@ def _unwind(number: int, frame: FrameType | None) -> NoReturn:
     raise _Signalled(number)
 
 
+def _unwind_again(lost: sys.UnraisableHookArgs) -> None:
+    """A destructor or a callback, in which the signal came, has swallowed its exception: the signal
+    comes once more, when that has returned."""
+    number = lost.exc_value.number if isinstance(lost.exc_value, _Signalled) else signal.SIGINT
+    if not isinstance(lost.exc_value, _Signalled | KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    signal.signal(number, _unwind)
+    threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
+
+
 def main() -> None:
     """Exit codes: 0 done, 2 user error, 3 an executor failed, 4 stopped and resumable."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _unwind)
+    sys.unraisablehook = _unwind_again
     try:
         app()
     except _Signalled as stop:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +75,42 @@ def test_a_signalled_command_leaves_no_process_and_no_temporary_file(
         assert live.process.returncode == (4 if words[0] == "run" else code), live.err
     finally:
         live.destroy()
+
+
+DESTRUCTOR = """
+import signal, sys, time
+from llamarl_hpc.cli import main
+
+class Slow:
+    def __del__(self):
+        print("in it", flush=True)
+        time.sleep(600)
+
+def command():
+    Slow()
+    time.sleep(600)
+
+main.app = command
+main.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_whose_exception_a_destructor_swallows_still_ends_the_command(
+    number: signal.Signals,
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DESTRUCTOR],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in it\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -number
+    assert "Exception ignored" not in err
 
 
 def is_at_work(live: LiveRun, word: str) -> bool:

@@ -71,6 +71,7 @@ def test_a_quantised_run_equals_the_single_process_loop_bit_for_bit(
     assert dtypes["model.embed_tokens.weight"] == dtypes["model.norm.weight"] == "float32"
 
 
+@pytest.mark.long
 def test_a_quantised_run_of_zero_3_sends_less_and_resumes(
     start: Start, undisturbed: Path, tmp_path: Path
 ) -> None:

@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.mpi]
 TWO_RANKS = {"generator": {"ntasks_per_node": 2}}
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "collective"])
+@pytest.mark.parametrize(
+    "transport", [pytest.param("shared_memory", marks=pytest.mark.long), "collective"]
+)
 def test_two_ranks_generate_like_one(
     start: Start, undisturbed: Path, tmp_path: Path, transport: str
 ) -> None:

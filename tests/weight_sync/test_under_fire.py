@@ -16,9 +16,7 @@ SCENES = ["collective", "delta", "shared_memory", "trainer"]
 @pytest.mark.parametrize(
     ("scene", "signal", "kills"),
     [
-        ("delta", "KILL", 1),
         ("shared_memory", "KILL", 3),
-        ("trainer", "KILL", 3),
         *[pytest.param(scene, "KILL", 50, marks=pytest.mark.long) for scene in SCENES],
         *[pytest.param(scene, "STOP", 3, marks=pytest.mark.long) for scene in SCENES],
     ],
