@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from llamarl_hpc.errors import ConfigError
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
@@ -30,7 +32,13 @@ def report(
     from llamarl_hpc.launch.usage import usage_text
 
     opened = Run.open(run)
-    if compare is not None:
-        typer.echo(write_comparison(opened, Run.open(compare), out))
-    else:
-        typer.echo(write_report(opened, out, sacct=usage_text(opened.info)))
+    try:
+        if compare is not None:
+            typer.echo(write_comparison(opened, Run.open(compare), out))
+        else:
+            typer.echo(write_report(opened, out, sacct=usage_text(opened.info)))
+    except OSError as error:
+        where = out or opened.dir.path
+        raise ConfigError(
+            f"cannot write {where}: {error.strerror}; choose another --out"
+        ) from error

@@ -26,7 +26,7 @@ from analysis.read_run import Run
 from analysis.report import render, write_report
 from analysis.report_compare import banded, render_comparison, write_comparison
 from llamarl_hpc.cli import report, rollouts
-from llamarl_hpc.errors import RunDirError
+from llamarl_hpc.errors import ConfigError, RunDirError
 from llamarl_hpc.run_dir import RunDir
 
 PLAN = Plan(num_steps=12, prompts_per_step=3, num_generations=4, heldout=32, eval_steps=6)
@@ -358,3 +358,12 @@ def test_bands_are_intervals_of_moving_means_and_leave_no_value() -> None:
     assert all(0.0 <= low <= y <= high <= 1.0 for (_, y), (_, low, high) in pairs)
     assert banded([(3.0, 1.5)]) == ([(3.0, 1.5)], [(3.0, 1.5, 1.5)])
     assert banded([]) == ([], [])
+
+
+def test_where_it_cannot_be_written_another_place_is_asked_for(folder: RunDir) -> None:
+    with pytest.raises(ConfigError, match="choose another --out"):
+        runner.invoke(
+            app,
+            ["report", str(folder.path), "--out", str(folder.config / "x.html")],
+            catch_exceptions=False,
+        )
