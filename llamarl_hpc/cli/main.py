@@ -36,6 +36,7 @@ from llamarl_hpc.errors import EXIT_USER_ERROR, ConfigError, LlamarlError, Stopp
 
 # What the user can mend; any other error of the system is a fault of ours and keeps its traceback.
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGAIN_S = 0.05
 
 app = typer.Typer(
@@ -74,7 +75,7 @@ class _Signalled(SystemExit):
 
 def _unwind(number: int, frame: FrameType | None) -> NoReturn:
     """Once: an impatient second signal must not interrupt the tidying up."""
-    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for other in _ENDS:
         signal.signal(other, signal.SIG_IGN)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
@@ -94,8 +95,9 @@ def _unwind_again(lost: sys.UnraisableHookArgs) -> None:
 
 def main() -> None:
     """Exit codes: 0 done, 2 user error, 3 an executor failed, 4 stopped and resumable."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+    before = {number: signal.getsignal(number) for number in _ENDS}
+    for number in _ENDS:
+        if before[number] is not signal.SIG_IGN:  # nohup
             signal.signal(number, _unwind)
     sys.unraisablehook = _unwind_again
     try:
@@ -112,6 +114,10 @@ def main() -> None:
             raise
         what = error.filename or "a file"
         _end(f"error: the file system refused {what}: {error.strerror}", EXIT_USER_ERROR)
+    finally:  # for those who call this as a function
+        sys.unraisablehook = sys.__unraisablehook__
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end(text: str, code: int) -> NoReturn:

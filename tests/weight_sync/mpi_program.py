@@ -65,6 +65,7 @@ def main(run_path: str, transport: str, num_trainers: int, layout: str) -> None:
             assert staged.checksum == expected
             assert_holds(staged, version, tensors)
             staged.release()
+        everybody.Barrier()  # shared memory has two slots, and waits for nobody who is not there
     leave_together(everybody, receiver or publisher, f"ok {'network' if address else 'memory'}")
 
 
