@@ -27,7 +27,7 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1
 ALIGNMENT = 64  # bytes; start of every parameter in the arena
 GRAIN = 1 << 16  # bytes; where the plan may choose, it cuts parameters at multiples of this
 
-ALONE = 1 << 19  # bytes; pieces from this size on do not share a bucket with what is elsewhere
+SCATTERED = 1 << 23  # bytes; of a bucket whose pieces do not adjoin, at most
 
 Range = tuple[int, int]  # elements [start, end) of a flattened parameter
 
@@ -192,30 +192,32 @@ def _pack(
 ) -> list[Bucket]:
     """Buckets of at most `limit` bytes, in arena order; what adjoins there adjoins here.
 
-    Pieces that do not adjoin share a bucket only if they are small: a receiver writes a bucket
-    that lies in the arena in one piece straight to its place, and copies the others twice.
+    A receiver writes a bucket that lies in the arena in one piece straight to its place, and copies
+    the others twice. Such buckets are of a size that the copy finds in the processor's cache, and
+    not of one piece each: a shard of ZeRO-3 has hundreds, and every broadcast costs its handshake.
     """
     buckets: list[Bucket] = []
     packed: list[Piece] = []
     fill, origin = 0, 0  # bytes; where the bucket would start in the arena
+    scattered = False
 
     def close() -> None:
-        nonlocal packed, fill
+        nonlocal packed, fill, scattered
         if packed:
             buckets.append(Bucket(root=rank, num_bytes=fill, pieces=packed))
-        packed, fill = [], 0
+        packed, fill, scattered = [], 0, False
 
     for spec, first, last in sorted(pieces, key=lambda p: (arena.offsets[p[0].name], p[1])):
         item, start = ITEM_BYTES[spec.dtype], first
         while start < last:
             offset, position = _align(fill), arena.position(spec.name, spec.dtype, start)
-            adjoins = not packed or position - offset == origin
-            large = max(fill, (last - start) * item) >= ALONE
-            if offset >= limit or (large and not adjoins):
+            origin = origin if packed else position
+            scattered = scattered or position - offset != origin
+            room = min(limit, SCATTERED) if scattered else limit
+            if offset >= room:
                 close()
                 continue
-            origin = origin if packed else position
-            end = min(last, start + (limit - offset) // item)
+            end = min(last, start + (room - offset) // item)
             packed.append(
                 Piece(name=spec.name, dtype=spec.dtype, start=start, end=end, offset=offset)
             )

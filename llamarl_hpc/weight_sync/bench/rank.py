@@ -153,10 +153,11 @@ class Bench:
         }
 
     def _raw_memory(self) -> dict[str, torch.Tensor]:
-        """As much for every sender as it really sends."""
+        """As much for every sender as it really sends; written, as it would else be one page of
+        zeros that never leaves the processor's cache."""
         share = -(-self.num_bytes // self.task.trainers)
         return {
-            name: torch.zeros(share, dtype=torch.uint8) for name in self.groups if name != "gather"
+            name: torch.ones(share, dtype=torch.uint8) for name in self.groups if name != "gather"
         }
 
     def meet(self) -> None:

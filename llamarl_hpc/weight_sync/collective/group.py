@@ -31,14 +31,14 @@ WINDOW = 4  # broadcasts of the largest size that are under way at a time,
 WINDOW_SMALL = 32  # and of any size
 MAX_OPERATION_S = 60.0  # all have arrived by then, so a bucket that takes longer is a failure
 
-_POLL_S = 0.0005
+_POLL_S, _MAX_POLL_S = 0.0005, 0.002  # others need the cores meanwhile
 
 
 class Window:
     """How many broadcasts are begun before the first one has ended, they being handled in order.
 
     Enough that the network never waits for this process to be scheduled; bounded in bytes, because
-    each may need a buffer. `sizes`: bytes of each.
+    each may need a buffer. `sizes`: bytes of the buffer of each.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -145,9 +145,11 @@ def broadcast(group: Backend, tensor: torch.Tensor) -> Work:
 
 def finish_work(work: Work, check: Callable[[], None]) -> None:
     """Wait for `work`; `check` is called meanwhile and raises when waiting has become pointless."""
+    pause_s = _POLL_S
     while not work.is_completed():
         check()
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _MAX_POLL_S)
     work.wait()
 
 

@@ -30,6 +30,9 @@ class Landing(Protocol):
     memory: torch.Tensor  # uint8 [arena.num_bytes]; what is handed out
     keeps_all: bool  # so that a delta can be applied to it
 
+    def buffer_bytes(self, one: Broadcast) -> int:
+        """Memory that it takes until it is taken; 0 if it arrives in its place."""
+
     def target(self, one: Broadcast) -> torch.Tensor:
         """Where it is to arrive; uint8 [one.num_bytes]."""
 
@@ -52,14 +55,22 @@ class WholeLanding:
         self.memory = memory
         self._scratch: list[torch.Tensor] = []  # for buckets whose pieces do not adjoin
 
+    def buffer_bytes(self, one: Broadcast) -> int:
+        in_place = one.delta is None and self._start(one) is not None
+        return 0 if in_place else one.num_bytes
+
+    def _start(self, one: Broadcast) -> int | None:
+        return arena_start(self.arena, self._layout.buckets[one.buckets[0]])
+
     def target(self, one: Broadcast) -> torch.Tensor:
         if one.delta is not None:
             return torch.empty(one.num_bytes, dtype=torch.uint8, device=self._device)
-        start = arena_start(self.arena, self._layout.buckets[one.buckets[0]])
+        start = self._start(one)
         if start is not None:
             return self.memory[start : start + one.num_bytes]
         if not self._scratch:
-            size = max(b.num_bytes for b in self._layout.buckets)
+            buckets = self._layout.buckets
+            size = max(b.num_bytes for b in buckets if arena_start(self.arena, b) is None)
             self._scratch.append(torch.empty(size, dtype=torch.uint8, device=self._device))
         return self._scratch.pop()[: one.num_bytes]
 
@@ -70,7 +81,7 @@ class WholeLanding:
             apply(
                 one.delta, arrived, Chart(self.arena, buckets, one.delta, self._device), self.memory
             )
-        elif arena_start(self.arena, buckets[0]) is None:
+        elif self._start(one) is None:
             self._scatter(buckets[0], arrived)
         if layout.verify == "off":
             return [[] for _ in buckets]
@@ -109,6 +120,9 @@ class PartsLanding:
     def num_bytes(self) -> int:
         """All that it takes."""
         return len(self.memory) + len(self._ring.memory)
+
+    def buffer_bytes(self, one: Broadcast) -> int:
+        return one.num_bytes
 
     def target(self, one: Broadcast) -> torch.Tensor:
         assert one.delta is None, "a delta was sent to a rank that holds no version whole"

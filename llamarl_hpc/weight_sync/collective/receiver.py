@@ -211,7 +211,7 @@ class CollectiveReceiver:
                 sums[number] = found
 
         coming = broadcasts(layout.buckets, loads)
-        window = Window([one.num_bytes for one in coming])
+        window = Window([landing.buffer_bytes(one) for one in coming])
         for number, one in enumerate(coming):
             while window.is_full(number):
                 finish()
