@@ -117,7 +117,8 @@ def main() -> None:
     finally:  # for those who call this as a function
         sys.unraisablehook = sys.__unraisablehook__
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # installed by a library in C
+                signal.signal(number, handler)
 
 
 def _end(text: str, code: int) -> NoReturn:
