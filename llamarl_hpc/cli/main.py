@@ -117,7 +117,9 @@ def main() -> None:
     finally:  # for those who call this as a function
         sys.unraisablehook = sys.__unraisablehook__
         for number, handler in before.items():
-            if handler is not None:  # installed by a library in C
+            # A command that was stopped ignores further signals: the impatient ones that come
+            # while the interpreter ends must not change its exit code.
+            if signal.getsignal(number) is _unwind and handler is not None:  # None: set in C
                 signal.signal(number, handler)
 
 

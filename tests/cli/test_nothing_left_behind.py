@@ -113,6 +113,26 @@ def test_a_signal_whose_exception_a_destructor_swallows_still_ends_the_command(
     assert "Exception ignored" not in err
 
 
+IMPATIENT = """
+import atexit, os, signal, sys
+from llamarl_hpc.cli import main
+from llamarl_hpc.controller import signals
+
+def command():
+    signals.ignore()
+    sys.exit(4)
+
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+main.app = command
+main.main()
+"""
+
+
+def test_a_signal_at_the_end_of_a_stopped_run_does_not_change_its_exit_code() -> None:
+    process = subprocess.run([sys.executable, "-c", IMPATIENT], capture_output=True, check=False)
+    assert (process.returncode, process.stderr) == (4, b"")
+
+
 def is_at_work(live: LiveRun, word: str) -> bool:
     return any(word in command_line(process) for process in live.processes())
 
