@@ -36,7 +36,7 @@ LAYERS = [
 ]
 # the few imports that are allowed between parts of one layer
 BESIDE = {("generation", "models"), ("training", "models"), ("training", "batching")}
-BESIDE |= {("training", "storage"), ("weight_sync", "models")}
+BESIDE |= {("training", "storage"), ("weight_sync", "models"), ("prompts", "models")}
 SHOW_ANALYSIS = {"cli", "manage", "notebook"}
 ANALYSIS_READS = VOCABULARY | {"storage", "observability"}
 

@@ -147,18 +147,16 @@ def tokenizer_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def stop_token_ids(
-    folder: Path, tokenizer: PreTrainedTokenizerBase | None = None
-) -> frozenset[int]:
+def stop_token_ids(folder: Path, eos_token_id: int | None = None) -> frozenset[int]:
     """Tokens that end a completion: those of generation_config.json (else config.json), and the
-    tokenizer's end-of-sequence token."""
+    tokenizer's end-of-sequence token if it is given."""
     found: set[int] = set()
     for name in ("generation_config.json", CONFIG):
         if not found and (folder / name).is_file():
             ids = read_json(folder / name).get("eos_token_id")
             found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
-    if tokenizer is not None and isinstance(tokenizer.eos_token_id, int):
-        found.add(tokenizer.eos_token_id)
+    if eos_token_id is not None:
+        found.add(eos_token_id)
     return frozenset(found)
 
 

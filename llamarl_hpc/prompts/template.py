@@ -8,7 +8,6 @@ Torch is not imported (unless a folder has only a slow tokenizer).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,14 +17,12 @@ import numpy as np
 
 from llamarl_hpc.config.schema import DataConfig
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.models.tokenizer import SPECIAL, read_settings, read_tokenizer
 from llamarl_hpc.types import Array
 
 # The day that a chat template prints is always this one, so that a run resumed tomorrow shows
 # the model the same prompts.
 _TODAY = datetime(2026, 1, 1)
-
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
-_SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 
 
 class Renderer:
@@ -33,7 +30,7 @@ class Renderer:
 
     def __init__(self, folder: Path, data: DataConfig) -> None:
         self.data = data
-        self.tokenizer, self.settings = _load(folder)
+        self.tokenizer, self.settings = read_tokenizer(folder)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.bos = self.settings.get("bos_token")
@@ -71,7 +68,7 @@ class Renderer:
                 conversations=[[*head, {"role": "user", "content": text}] for text in contents],
                 chat_template=self.template,
                 add_generation_prompt=True,
-                **{name: self.settings[name] for name in _SPECIAL if name in self.settings},
+                **{name: self.settings[name] for name in SPECIAL if name in self.settings},
             )
         except jinja2.TemplateError as error:
             raise ConfigError(
@@ -89,52 +86,11 @@ class Renderer:
 # ------------------------------------------------------------------------------ the folder
 
 
-def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """The `tokenizers.Tokenizer` of a model folder, and its tokenizer_config with plain texts."""
-    settings = {
-        **_json(folder / "special_tokens_map.json"),
-        **_json(folder / "tokenizer_config.json"),
-    }
-    settings = {name: _content(value) for name, value in settings.items()}
-    if (folder / "tokenizer.json").is_file():
-        import tokenizers
-
-        try:
-            return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), settings
-        except Exception as error:  # the Rust side raises bare Exception
-            raise ConfigError(f"cannot read {folder / 'tokenizer.json'}: {error}") from error
-    if any((folder / name).is_file() for name in _SLOW_FILES):
-        from transformers import AutoTokenizer
-
-        slow = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        settings |= {name: str(token) for name, token in slow.special_tokens_map.items()}
-        return slow.backend_tokenizer, settings
-    raise ConfigError(
-        f"the model folder {folder} has no tokenizer (no tokenizer.json); copy the tokenizer "
-        "files of the base model into it"
-    )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({error})") from error
-    return value if isinstance(value, dict) else {}
-
-
-def _content(token: Any) -> Any:
-    """`"<s>"` and `{"content": "<s>", ...}` both name a token."""
-    return token["content"] if isinstance(token, dict) and "content" in token else token
-
-
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str:
     file = folder / "chat_template.jinja"
     if file.is_file():
         return _fixed_date(file.read_text(encoding="utf-8"))
-    template = settings.get("chat_template") or _json(folder / "chat_template.json").get(
+    template = settings.get("chat_template") or read_settings(folder / "chat_template.json").get(
         "chat_template"
     )
     if isinstance(template, list):  # several by name

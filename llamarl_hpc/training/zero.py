@@ -11,7 +11,7 @@ import io
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +66,20 @@ def import_deepspeed(device_type: str) -> Any:
 
     # The only operator that DeepSpeed builds unasked; gloo does the same without a compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    _import_muon()
     return deepspeed
+
+
+def _import_muon() -> None:
+    """Every ZeRO engine asks whether its optimizer is Muon, whose functions torch would compile at
+    import: two seconds of processor time and 500 files a rank, for what is not used here."""
+    compile_ = torch.compile
+    torch.compile = lambda function: function  # type: ignore[assignment]
+    try:
+        with suppress(ImportError):  # a version without it
+            import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        torch.compile = compile_
 
 
 def engine_settings(config: TrainerConfig, device_type: str, num_trained: int) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from tiny_model import EOS, write_tiny_model
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.models.load import (
     context_length,
-    load_tokenizer,
     load_trainer_model,
     model_hash,
     resolve_model,
@@ -100,7 +99,7 @@ def test_end_tokens_come_from_generation_config_then_config_then_the_tokenizer(
     generation = folder / "generation_config.json"
     generation.write_text(json.dumps({"eos_token_id": [7, 8]}))
     assert stop_token_ids(folder) == {7, 8}
-    assert stop_token_ids(folder, load_tokenizer(folder)) == {7, 8, EOS}
+    assert stop_token_ids(folder, EOS) == {7, 8, EOS}
     generation.unlink()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 9}))

@@ -7,10 +7,10 @@ names of weights are those of Hugging Face.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.generation.native.rotary import rotary_settings
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -35,16 +35,6 @@ class Architecture:
     output_bias: bool  # of the attention's output matrix
     mlp_bias: bool
     qk_norm: bool  # norm of every head's query and key (Qwen3)
-
-
-def load_config(folder: Path) -> Any:
-    """The folder's transformers config; ConfigError when it has none that can be read."""
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot read the model config in {folder}: {error}") from error
 
 
 def architecture_of(config: Any, *, max_context: int) -> Architecture:
@@ -93,9 +83,9 @@ def _check_positions(config: Any, max_context: int) -> None:
             f"the model attends within a sliding window of {window} tokens, which the native "
             f"engine does not compute; set model.max_context to at most {window}"
         )
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if rope.get("rope_type", "default") in _GROWING_ROPE:
+    rope = rotary_settings(config).get("rope_type", "default")
+    if rope in _GROWING_ROPE:
         raise ConfigError(
-            f"the model uses rotary positions of type {rope['rope_type']}, which the native "
+            f"the model uses rotary positions of type {rope}, which the native "
             "engine does not compute; choose a supported model"
         )

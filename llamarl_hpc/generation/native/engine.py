@@ -25,7 +25,8 @@ from llamarl_hpc.generation.native.model import PackedBatch, PromptRows
 from llamarl_hpc.generation.native.runner import ModelRunner
 from llamarl_hpc.generation.native.sampler import sample, uniform_draws
 from llamarl_hpc.generation.native.scheduler import RunningGroup, RunningSequence, Scheduler
-from llamarl_hpc.models.load import load_tokenizer, stop_token_ids
+from llamarl_hpc.models.load import stop_token_ids
+from llamarl_hpc.models.tokenizer import Decoder
 from llamarl_hpc.placement import World
 from llamarl_hpc.types import (
     Completion,
@@ -77,8 +78,8 @@ class NativeEngine:
         )
         self.policy_version = 0
         self._device = torch.device(device)
-        self._tokenizer = load_tokenizer(folder)
-        self._stop_ids = stop_token_ids(folder, self._tokenizer)
+        self._decoder = Decoder(folder)
+        self._stop_ids = stop_token_ids(folder, self._decoder.eos_token_id)
         self._scheduler = Scheduler(
             max_concurrency=max_concurrency,
             prefill_tokens=prefill_tokens,
@@ -285,9 +286,7 @@ class NativeEngine:
         return completed
 
     def _completions(self, group: RunningGroup) -> GroupCompletions:
-        texts = self._tokenizer.batch_decode(
-            [sequence.token_ids for sequence in group.sequences], skip_special_tokens=True
-        )
+        texts = self._decoder.texts([sequence.token_ids for sequence in group.sequences])
         completions = [_completion(s, t) for s, t in zip(group.sequences, texts, strict=True)]
         request = group.request
         return GroupCompletions(

@@ -25,6 +25,7 @@ from llamarl_hpc.generation.native.architecture import Architecture
 from llamarl_hpc.generation.native.int8_linear import Int8Linear, with_scales
 from llamarl_hpc.generation.native.kv_cache import KVCache
 from llamarl_hpc.generation.native.linear import Destination, Linear, make_linear
+from llamarl_hpc.generation.native.rotary import rotary_tables
 from llamarl_hpc.generation.native.sharding import Share, part_of, parts_of
 from llamarl_hpc.generation.native.tensor_parallel import Ranks
 from llamarl_hpc.types import TensorPart
@@ -336,15 +337,3 @@ def _prompt_mask(rows: PromptRows, like: Tensor) -> Tensor | None:
     shape = (_full_blocks(rows.length - rows.shared), _full_blocks(rows.length))
     mask = torch.full(shape, -torch.inf, dtype=like.dtype, device=like.device)
     return mask.triu_(rows.shared + 1)
-
-
-def rotary_tables(
-    config: Any, max_context: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """cos and sin [max_context, D], by the very code that the trainer's model uses."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    rotary = LlamaRotaryEmbedding(config)
-    with torch.no_grad():
-        cos, sin = rotary(torch.empty(0, dtype=dtype), torch.arange(max_context).unsqueeze(0))
-    return cos[0].to(device), sin[0].to(device)

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llamarl_hpc.generation.native.architecture import architecture_of, load_config
+from llamarl_hpc.generation.native.architecture import architecture_of
 from llamarl_hpc.generation.native.kv_cache import KVCache
 from llamarl_hpc.generation.native.model import NativeModel, PackedBatch
+from llamarl_hpc.generation.native.model_config import load_config
 from llamarl_hpc.generation.native.sharding import Share
 from llamarl_hpc.generation.native.tensor_parallel import join_ranks
 from llamarl_hpc.models.int8 import quantised
