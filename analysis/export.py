@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llamarl_hpc.errors import ConfigError
+from llamarl_hpc.storage.rollout_store import build
+from llamarl_hpc.storage.rollout_store.encode import encode
 from llamarl_hpc.storage.rollout_store.file import RolloutFile
-from llamarl_hpc.storage.rollout_store.layout import ENUMS
+from llamarl_hpc.storage.rollout_store.layout import COLUMNS, ENUMS
 from llamarl_hpc.types import Array
 
 if TYPE_CHECKING:
@@ -41,7 +44,6 @@ _SCALARS = (
     "t_start",
     "t_end",
 )
-_TOKENS = ("id", "logprob_behaviour", "logprob_trainer", "loss_mask")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,55 +59,58 @@ class FileRows:
 
     def texts(self) -> list[str]:
         """The completions."""
-        return self._slices("rollouts/text", "text/utf8", self.rows)
+        return self.file.texts("rollouts/text", "text/utf8", self.rows)
 
     def prompts(self) -> list[str]:
-        return self._slices("prompts/text", "prompt_text/utf8", self.column("rollouts/prompt"))
+        rows = self.column("rollouts/prompt")
+        return self.file.texts("prompts/text", "prompt_text/utf8", rows)
 
     def data_rows(self) -> list[str]:
         """The data row of each prompt, JSON."""
         rows = self.column("rollouts/prompt")
-        return self._slices("prompts/columns", "prompt_columns/utf8", rows)
-
-    def _slices(self, prefix: str, flat: str, rows: Array) -> list[str]:
-        start, length = self.file.read(f"{prefix}_offset"), self.file.read(f"{prefix}_length")
-        data = self.file.read(flat).tobytes()
-        spans = zip(start[rows].tolist(), length[rows].tolist(), strict=True)
-        return [data[at : at + n].decode("utf-8", errors="replace") for at, n in spans]
+        return self.file.texts("prompts/columns", "prompt_columns/utf8", rows)
 
 
 def file_rows(run: Run, **filters: Any) -> Iterator[FileRows]:
-    """The rollouts that fit (`Run.group_mask`), file by file, in the order of the store."""
-    mask = run.group_mask(**filters)
+    """The rollouts that fit (`Run.rollout_mask`), file by file, in the order of the store."""
+    mask = run.rollout_mask(**filters)
     base = 0
     for _, file in run.store.scan():
-        num_groups = file.num_rows()["groups"]
-        wanted = mask[base : base + num_groups]
-        base += num_groups
-        if wanted.any():
-            rows = np.flatnonzero(wanted[file.read("rollouts/group")])
-            if len(rows):
-                yield FileRows(file=file, rows=rows)
+        num_rollouts = file.num_rows()["rollouts"]
+        rows = np.flatnonzero(mask[base : base + num_rollouts])
+        base += num_rollouts
+        if len(rows):
+            yield FileRows(file=file, rows=rows)
 
 
 def arrow_tables(
     run: Run, *, text: bool = True, tokens: bool = False, **filters: Any
 ) -> Iterator[pa.Table]:
-    """One table per file of the store, all of one schema."""
-    names = run.reward_names
+    """One table per file of the store, all of one schema; an empty one when nothing fits."""
+    names, lists = run.reward_names, _token_columns(run) if tokens else []
+    empty = True
     for rows in file_rows(run, **filters):
-        yield _arrow(rows, names, text=text, tokens=tokens)
+        empty = False
+        yield _arrow(rows, names, lists, text=text)
+    if empty:
+        yield _arrow(_no_rows(names), names, lists, text=text)
+
+
+def _no_rows(reward_names: list[str]) -> FileRows:
+    """Of a file that has every column and nothing in them."""
+    block = build.from_records([], reward_names=reward_names, first_rollout_id=-1)
+    image = b"".join(encode(block, {"first_rollout_id": -1}))
+    return FileRows(file=RolloutFile(image, "nothing"), rows=np.zeros(0, dtype=np.int64))
 
 
 def to_arrow(run: Run, *, text: bool = True, tokens: bool = False, **filters: Any) -> pa.Table:
-    """One row per completion; `tokens` adds lists of ids, log-probs and the loss mask."""
+    """One row per completion; `tokens` adds lists: all that the store keeps of each token."""
     import pyarrow as pa
 
-    tables = list(arrow_tables(run, text=text, tokens=tokens, **filters))
-    return pa.concat_tables(tables) if tables else pa.table({})
+    return pa.concat_tables(arrow_tables(run, text=text, tokens=tokens, **filters))
 
 
-def _arrow(rows: FileRows, reward_names: list[str], *, text: bool, tokens: bool) -> pa.Table:
+def _arrow(rows: FileRows, reward_names: list[str], lists: list[str], *, text: bool) -> pa.Table:
     import pyarrow as pa
 
     file = rows.file
@@ -125,8 +130,8 @@ def _arrow(rows: FileRows, reward_names: list[str], *, text: bool, tokens: bool)
         columns["prompt"] = pa.array(rows.prompts(), pa.large_string())
         columns["completion"] = pa.array(rows.texts(), pa.large_string())
         columns["columns"] = pa.array(rows.data_rows(), pa.large_string())
-    if tokens:
-        columns |= _token_lists(rows)
+    if lists:
+        columns |= _token_lists(rows, lists)
     return pa.table(columns)
 
 
@@ -141,7 +146,14 @@ def _looked_up(file: RolloutFile, path: str, rows: Array) -> Any:
     return _named(rows, texts)
 
 
-def _token_lists(rows: FileRows) -> dict[str, Any]:
+def _token_columns(run: Run) -> list[str]:
+    """Names in table `tokens`; what only some runs have, where a file has it."""
+    columns = [column for column in COLUMNS.values() if column.table == "tokens"]
+    files = [file for _, file in run.store.scan()]
+    return [c.name for c in columns if not c.optional or any(f.has(c.path) for f in files)]
+
+
+def _token_lists(rows: FileRows, names: list[str]) -> dict[str, Any]:
     import pyarrow as pa
 
     from llamarl_hpc.storage.rollout_store.blocks import ragged_rows
@@ -150,7 +162,7 @@ def _token_lists(rows: FileRows) -> dict[str, Any]:
     wanted = ragged_rows(rows.column("rollouts/token_offset"), length)
     offsets = np.concatenate([[0], np.cumsum(length, dtype=np.int64)])
     found = {}
-    for name in _TOKENS:
+    for name in names:
         values = rows.file.read(f"tokens/{name}")[wanted]
         flat = values.astype(bool) if name == "loss_mask" else values
         key = "token_ids" if name == "id" else name
@@ -189,20 +201,13 @@ def export(
 
 
 def _write_parquet(path: Path, tables: Iterator[pa.Table]) -> int:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    writer, num = None, 0
-    try:
-        for table in tables:
-            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
+    first, num = next(tables), 0
+    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+        for table in chain([first], tables):
             writer.write_table(table)
             num += table.num_rows
-    finally:
-        if writer is not None:
-            writer.close()
-    if writer is None:
-        pq.write_table(pa.table({}), path)
     return num
 
 

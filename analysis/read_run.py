@@ -1,7 +1,7 @@
 """A run folder, read: rollouts, metrics, spans. While the run goes on, or years later.
 
     run = Run.open("runs/quickstart")
-    run.rollouts(steps=(0, 10), text=True)      pandas, one row per completion
+    run.rollouts(status="trained", text=True)   pandas, one row per completion
     run.table("rollouts", ["reward", "step"])   the same as numpy columns, without pandas
     run.rollout(4294967296)                     one completion with its tokens
     run.metrics(), run.evaluations(), run.spans(), run.attempts
@@ -25,6 +25,7 @@ import numpy as np
 from analysis.current_groups import current_groups
 from analysis.lineage import Attempt, current_events, current_metrics
 from analysis.statistics import wilson_interval
+from analysis.stored_rollout import NAMES, StoredRollout, stored_rollout
 from llamarl_hpc.errors import ConfigError, RunDirError
 from llamarl_hpc.observability.json_lines import read_json_lines
 from llamarl_hpc.observability.trace import Span, read_spans
@@ -32,7 +33,7 @@ from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.storage.rollout_store.file import DamagedFileError
 from llamarl_hpc.storage.rollout_store.layout import COLUMNS, ENUMS, Block
 from llamarl_hpc.storage.rollout_store.reader import RolloutReader
-from llamarl_hpc.types import Array, VersionSpan
+from llamarl_hpc.types import Array
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Lineage = Literal["current", "all"]
 _GROUP_KEYS = ("purpose", "group_id", "attempt", "issue", "status", "step", "t_resolved")
-_NAMES = {kind: {code: name for name, code in codes.items()} for kind, codes in ENUMS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,45 +63,6 @@ class Evaluation:
     def interval(self) -> tuple[float, float]:
         """95 %, Wilson."""
         return wilson_interval(self.num_correct, self.num_prompts)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredRollout:
-    """One completion with all that the store keeps of it. T = number of its tokens."""
-
-    rollout_id: int
-    group_id: int
-    purpose: str
-    status: str
-    reason: str
-    attempt: int
-    step: int
-    generator: str
-    prompt_id: str
-    epoch: int
-    prompt: str
-    columns: dict[str, Any]
-    prompt_ids: Array  # int32 [P]
-    text: str
-    token_ids: Array  # int32 [T]
-    logprob_behaviour: Array  # float32 [T]
-    logprob_trainer: Array  # float32 [T], NaN if not trained
-    loss_mask: Array  # uint8 [T]
-    versions: list[VersionSpan]
-    staleness: int
-    reward: float
-    advantage: float
-    rewards: dict[str, float]  # NaN where a component does not apply
-    finish_reason: str
-    temperature: float
-    t_start: float
-    t_end: float
-
-    @property
-    def ratio(self) -> Array:
-        """float32 [T]: probability under the trainer over that under the generator."""
-        ratio: Array = np.exp(self.logprob_trainer - self.logprob_behaviour)
-        return ratio
 
 
 class Run:
@@ -181,8 +142,10 @@ class Run:
         purpose: str | None = None,
         status: str | None = None,
         steps: tuple[int, int] | None = None,
+        prompt: str | None = None,
     ) -> Array:
-        """bool [G]: the groups that fit. `steps` is (first, last), both included."""
+        """bool [G]: the groups that fit. `steps` is (first, last), both included; `prompt` a
+        prompt_id or how it begins."""
         mask = np.ones(self.store.num_rows("groups"), dtype=bool)
         if lineage == "current":
             mask &= self._current
@@ -192,6 +155,18 @@ class Run:
         if steps is not None:
             step = self.store.column("groups/step")
             mask &= (steps[0] <= step) & (step <= steps[1])
+        if prompt is not None:
+            ids = self.store.column("prompts/prompt_id")
+            mask &= np.char.startswith(ids, prompt.encode())[self.store.column("groups/prompt")]
+        return mask
+
+    def rollout_mask(self, *, reward: tuple[float, float] | None = None, **filters: Any) -> Array:
+        """bool [R]: the completions that fit: of groups that fit (`group_mask`), with a `reward`
+        between (least, most), both included."""
+        mask: Array = self.group_mask(**filters)[self.store.column("rollouts/group")]
+        if reward is not None:
+            values = self.store.column("rollouts/reward")
+            mask &= (reward[0] <= values) & (values <= reward[1])
         return mask
 
     def table(
@@ -205,20 +180,22 @@ class Run:
         `mask` is a `group_mask`; by default that of the current lineage. Enumerations are codes,
         names of generators and reasons row numbers: `decoded` turns them into text.
         """
-        rows = self._rows(table, self.group_mask() if mask is None else mask)
+        rows = self.group_mask() if mask is None else mask
+        if table == "rollouts":
+            rows = rows[self.store.column("rollouts/group")]
+        return self._block(table, names, rows)
+
+    def _block(self, table: str, names: Sequence[str], rows: Array) -> Block:
         block = {}
         for name in names:
             path = name if name.startswith("rewards/") else f"{table}/{name}"
             block[name] = self.store.column(path)[rows]
         return block
 
-    def _rows(self, table: str, mask: Array) -> Array:
-        return mask if table == "groups" else mask[self.store.column("rollouts/group")]
-
     def decoded(self, name: str, values: Array) -> list[str]:
         """Text of purpose, status, finish_reason, generator, reason or prompt_id (of `prompt`)."""
-        if name in _NAMES:
-            return [_NAMES[name][int(code)] for code in values]
+        if name in NAMES:
+            return [NAMES[name][int(code)] for code in values]
         path = {
             "generator": "generators/name",
             "reason": "reasons/text",
@@ -234,12 +211,12 @@ class Run:
         return self.without_damage(lambda run: run._frame("groups", run.group_mask(**filters)))
 
     def rollouts(self, *, text: bool = False, **filters: Any) -> pd.DataFrame:
-        """One row per completion; `text` adds the texts of prompt and completion. Damaged files are
-        left out: `store.problems` says which."""
+        """One row per completion; `text` adds the texts of prompt and completion. Keyword arguments
+        as in `rollout_mask`. Damaged files are left out: `store.problems` says which."""
         return self.without_damage(lambda run: run._rollouts(text=text, **filters))
 
     def _rollouts(self, *, text: bool, **filters: Any) -> pd.DataFrame:
-        mask = self.group_mask(**filters)
+        mask = self.rollout_mask(**filters)
         frame = self._frame("rollouts", mask)
         prompts = self.store.columns("prompts", ("prompt_id", "epoch", "token_length"))
         rows = frame["prompt"].to_numpy()
@@ -248,10 +225,11 @@ class Run:
         frame["prompt_length"] = prompts["token_length"][rows]
         for name in self.reward_names:
             path = f"rewards/{name}"
-            frame[path] = self.table("rollouts", [path], mask)[path]
+            frame[path] = self._block("rollouts", [path], mask)[path]
         if text:
-            frame["prompt"] = self._texts("prompts/text", "prompt_text/utf8", rows)
-            frame["completion"] = self._texts("rollouts/text", "text/utf8", frame.index.to_numpy())
+            texts = self.store.texts
+            frame["prompt"] = texts("prompts/text", "prompt_text/utf8", rows)
+            frame["completion"] = texts("rollouts/text", "text/utf8", frame.index.to_numpy())
         return frame.reset_index(drop=True)
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
@@ -259,7 +237,8 @@ class Run:
         return self.rollouts(**options)
 
     def to_arrow(self, *, text: bool = True, tokens: bool = False, **filters: Any) -> pa.Table:
-        """One row per completion; `tokens` adds ids, log-probs and the loss mask as lists."""
+        """One row per completion; `tokens` adds ids, log-probs and the loss mask as lists. Keyword
+        arguments as in `rollout_mask`."""
         from analysis.export import to_arrow
 
         return self.without_damage(lambda run: to_arrow(run, text=text, tokens=tokens, **filters))
@@ -274,12 +253,12 @@ class Run:
             ) from None
         return polars.from_arrow(self.to_arrow(**options))
 
-    def _frame(self, table: Literal["groups", "rollouts"], mask: Array) -> pd.DataFrame:
+    def _frame(self, table: Literal["groups", "rollouts"], rows: Array) -> pd.DataFrame:
         import pandas as pd
 
         names = [column.name for column in COLUMNS.values() if column.table == table]
-        block = self.table(table, names, mask)
-        frame = pd.DataFrame(block, index=np.flatnonzero(self._rows(table, mask)))
+        block = self._block(table, names, rows)
+        frame = pd.DataFrame(block, index=np.flatnonzero(rows))
         for name in ("purpose", "status", "finish_reason", "generator", "reason"):
             if name in frame:
                 frame[name] = pd.Categorical(self.decoded(name, block[name]))
@@ -289,16 +268,8 @@ class Run:
     def prompt_columns(self, rows: Array) -> list[dict[str, Any]]:
         """Of prompts, by row number (as in the column `prompt` of `table`): what their row of the
         data file held beside the prompt."""
-        texts = self._texts("prompts/columns", "prompt_columns/utf8", rows)
+        texts = self.store.texts("prompts/columns", "prompt_columns/utf8", rows)
         return [json.loads(text or "{}") for text in texts]
-
-    def _texts(self, prefix: str, flat: str, rows: Array) -> list[str]:
-        offset = self.store.column(f"{prefix}_offset")
-        length = self.store.column(f"{prefix}_length")
-        data = self.store.column(flat).tobytes()
-        return [
-            data[offset[r] : offset[r] + length[r]].decode("utf-8", errors="replace") for r in rows
-        ]
 
     # ------------------------------------------------------------ one rollout
 
@@ -308,41 +279,7 @@ class Run:
 
     def rollout_at(self, row: int) -> StoredRollout:
         """One completion by its row in the table `rollouts` (of all attempts)."""
-        store = self.store
-        names = [column.name for column in COLUMNS.values() if column.table == "rollouts"]
-        values = store.row("rollouts", row, names)
-        prompt_names = [column.name for column in COLUMNS.values() if column.table == "prompts"]
-        prompt = store.row("prompts", values["prompt"], prompt_names)
-        columns = store.text(
-            "prompt_columns/utf8", prompt["columns_offset"], prompt["columns_length"]
-        )
-        token = (values["token_offset"], values["completion_length"])
-        reason = store.row("groups", values["group"], ["reason"])["reason"]
-        return StoredRollout(
-            **{name: values[name] for name in _SCALARS},
-            purpose=_NAMES["purpose"][values["purpose"]],
-            status=_NAMES["status"][values["status"]],
-            finish_reason=_NAMES["finish_reason"][values["finish_reason"]],
-            reason=store.slice("reasons/text", reason, 1)[0].decode(),
-            generator=store.slice("generators/name", values["generator"], 1)[0].decode(),
-            prompt_id=prompt["prompt_id"].decode(),
-            epoch=prompt["epoch"],
-            prompt=store.text("prompt_text/utf8", prompt["text_offset"], prompt["text_length"]),
-            columns=json.loads(columns or "{}"),
-            prompt_ids=store.slice(
-                "prompt_tokens/id", prompt["token_offset"], prompt["token_length"]
-            ),
-            text=store.text("text/utf8", values["text_offset"], values["text_length"]),
-            token_ids=store.slice("tokens/id", *token),
-            logprob_behaviour=store.slice("tokens/logprob_behaviour", *token),
-            logprob_trainer=store.slice("tokens/logprob_trainer", *token),
-            loss_mask=store.slice("tokens/loss_mask", *token),
-            versions=store.version_spans(row),
-            rewards={
-                name: float(store.slice(f"rewards/{name}", row, 1)[0])
-                for name in store.reward_names_at(row)
-            },
-        )
+        return stored_rollout(self.store, row)
 
     # ------------------------------------------------------------ metrics and spans
 
@@ -374,20 +311,6 @@ class Run:
         """What the executors did, by start; of one attempt or of all."""
         suffix = "*" if attempt is None else f"*.{attempt}"
         return read_spans(sorted(self.dir.trace.glob(f"{suffix}.jsonl")))
-
-
-_SCALARS = (
-    "rollout_id",
-    "group_id",
-    "attempt",
-    "step",
-    "staleness",
-    "reward",
-    "advantage",
-    "temperature",
-    "t_start",
-    "t_end",
-)
 
 
 def _code(kind: str, name: str) -> int:

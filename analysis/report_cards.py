@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from analysis.hacking import Flag
-from analysis.read_run import Run, StoredRollout
+from analysis.read_run import Run
+from analysis.stored_rollout import StoredRollout
 from analysis.tokens import coloured_pieces, load_tokenizer
 from llamarl_hpc.types import Array
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from analysis.read_run import Run, StoredRollout
+from analysis.read_run import Run
+from analysis.stored_rollout import StoredRollout
 from analysis.tokens import coloured_pieces, load_tokenizer
 
 _MORE, _LESS = "0,158,115", "213,94,0"  # green: likelier under the trainer; orange: less likely

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.read_run import Run, StoredRollout
+from analysis.read_run import Run
+from analysis.stored_rollout import StoredRollout
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -18,13 +18,23 @@ from llamarl_hpc.cli import (
 )
 from llamarl_hpc.cli.damage import print_problems
 from llamarl_hpc.cli.figures import write_figures
+from llamarl_hpc.cli.rollout_filters import (
+    AllOption,
+    MaxRewardOption,
+    MinRewardOption,
+    PromptOption,
+    PurposeOption,
+    StatusOption,
+    reward_range,
+)
 from llamarl_hpc.errors import LlamarlError
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from analysis.read_run import Run, StoredRollout
+    from analysis.read_run import Run
+    from analysis.stored_rollout import StoredRollout
 
 RunArgument = Annotated[Path, typer.Argument(help="Folder of a run (or the folder above).")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")]
@@ -60,16 +70,15 @@ def register(app: typer.Typer) -> None:
 def show(
     run: RunArgument,
     step: Annotated[int | None, typer.Option(help="Only of this optimizer step.")] = None,
-    status: Annotated[
-        str | None, typer.Option(help="trained, dropped, abandoned or evaluation.")
-    ] = None,
-    purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
+    status: StatusOption = None,
+    purpose: PurposeOption = None,
     group: Annotated[int | None, typer.Option(help="Only the group with this number.")] = None,
+    prompt: PromptOption = None,
+    min_reward: MinRewardOption = None,
+    max_reward: MaxRewardOption = None,
     rollout: Annotated[list[int] | None, typer.Option(help="Only rollouts with these ids.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many, the newest.")] = 10,
-    all_attempts: Annotated[
-        bool, typer.Option("--all", help="Also what a resume has thrown away.")
-    ] = False,
+    all_attempts: AllOption = False,
 ) -> None:
     """Prompt, completion, rewards; each token coloured by how far it was off-policy."""
     from rich.console import Console
@@ -82,16 +91,17 @@ def show(
     def chosen(run: Run) -> list[StoredRollout]:
         if rollout:
             return [run.rollout_at(_find(run, number)) for number in rollout]
-        mask = run.group_mask(
+        mask = run.rollout_mask(
             lineage="all" if all_attempts else "current",
             purpose=purpose,
             status=status,
             steps=None if step is None else (step, step),
+            prompt=prompt,
+            reward=reward_range(min_reward, max_reward),
         )
         if group is not None:
-            mask &= run.store.column("groups/group_id") == group
-        of_group = mask[run.store.column("rollouts/group")]
-        rows = of_group.nonzero()[0].tolist()[-limit:] if limit > 0 else []
+            mask &= run.store.column("rollouts/group_id") == group
+        rows = mask.nonzero()[0].tolist()[-limit:] if limit > 0 else []
         return [run.rollout_at(row) for row in rows]
 
     found = opened.without_damage(chosen)
@@ -223,7 +233,7 @@ def _facts(rollout: StoredRollout) -> Text:
     parts.append(f"{len(rollout.token_ids)} tokens, {rollout.finish_reason}")
     versions = sorted({span.version for span in rollout.versions})
     parts.append(f"version {'+'.join(str(v) for v in versions)}")
-    parts.append(rollout.generator)
+    parts += [rollout.generator, f"prompt {rollout.prompt_id}"]
     if rollout.reason:
         parts.append(rollout.reason)
     answer = rollout.columns.get("answer")

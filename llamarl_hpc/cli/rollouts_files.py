@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llamarl_hpc.cli.rollout_filters import (
+    AllOption,
+    MaxRewardOption,
+    MinRewardOption,
+    PromptOption,
+    PurposeOption,
+    StatusOption,
+    reward_range,
+)
+
 if TYPE_CHECKING:
     from llamarl_hpc.run_dir import RunDir
 
@@ -23,15 +33,14 @@ def export_rollouts(
     out: Annotated[Path, typer.Option("--out", help="File to write.")],
     text: Annotated[bool, typer.Option(help="Texts of prompt and completion, data row.")] = True,
     tokens: Annotated[bool, typer.Option(help="Token ids, log-probs and loss mask.")] = False,
-    status: Annotated[
-        str | None, typer.Option(help="trained, dropped, abandoned or evaluation.")
-    ] = None,
-    purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
+    status: StatusOption = None,
+    purpose: PurposeOption = None,
+    prompt: PromptOption = None,
+    min_reward: MinRewardOption = None,
+    max_reward: MaxRewardOption = None,
     first_step: Annotated[int | None, typer.Option(help="From this optimizer step.")] = None,
     last_step: Annotated[int | None, typer.Option(help="Up to this optimizer step.")] = None,
-    all_attempts: Annotated[
-        bool, typer.Option("--all", help="Also what a resume has thrown away.")
-    ] = False,
+    all_attempts: AllOption = False,
 ) -> None:
     """One row per completion as parquet or JSON Lines, for other tools."""
     from analysis.export import export
@@ -52,6 +61,8 @@ def export_rollouts(
             purpose=purpose,
             status=status,
             steps=steps,
+            prompt=prompt,
+            reward=reward_range(min_reward, max_reward),
         )
     )
     for problem in opened.store.problems:

@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llamarl_hpc.cli.rollout_filters import (
+    AllOption,
+    MaxRewardOption,
+    MinRewardOption,
+    PromptOption,
+    PurposeOption,
+    StatusOption,
+    reward_range,
+)
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -23,14 +33,13 @@ def grep(
     ] = "completion",
     ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i")] = False,
     step: Annotated[int | None, typer.Option(help="Only of this optimizer step.")] = None,
-    status: Annotated[
-        str | None, typer.Option(help="trained, dropped, abandoned or evaluation.")
-    ] = None,
-    purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
+    status: StatusOption = None,
+    purpose: PurposeOption = None,
+    prompt: PromptOption = None,
+    min_reward: MinRewardOption = None,
+    max_reward: MaxRewardOption = None,
     limit: Annotated[int, typer.Option(min=1, help="Show at most so many; all are counted.")] = 50,
-    all_attempts: Annotated[
-        bool, typer.Option("--all", help="Also what a resume has thrown away.")
-    ] = False,
+    all_attempts: AllOption = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the matches here.")
     ] = None,
@@ -56,6 +65,8 @@ def grep(
             purpose=purpose,
             status=status,
             steps=None if step is None else (step, step),
+            prompt=prompt,
+            reward=reward_range(min_reward, max_reward),
         ):
             searched += len(rows.rows)
             for match in _matches(rows, expression, place):

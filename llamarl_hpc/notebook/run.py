@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from analysis.figures import Picture
     from analysis.read_run import Run as StoredRun
-    from analysis.read_run import StoredRollout
+    from analysis.stored_rollout import StoredRollout
 
 DAY_S = 86_400.0
 _EXPORT_S = 3600.0
@@ -157,11 +157,14 @@ class Run:
         steps: tuple[int, int] | None = None,
         status: str | None = None,
         purpose: str | None = "train",
+        prompt: str | None = None,
+        reward: tuple[float, float] | None = None,
         text: bool = True,
     ) -> pd.DataFrame:
         """A row for each completion: of one step, of steps (first, last), or of all; of a `status`
-        (trained, dropped, abandoned). `purpose="eval"`: the held-out questions, whose step is the
-        policy version; None: both."""
+        (trained, dropped, abandoned); of a `prompt` (its prompt_id or how that begins); with a
+        `reward` (least, most). `purpose="eval"`: the held-out questions, whose step is the policy
+        version; None: both."""
         if step is not None and steps is not None:
             raise ConfigError("give step or steps, not both")
         return self.stored.rollouts(
@@ -169,6 +172,8 @@ class Run:
             steps=steps if step is None else (step, step),
             status=status,
             purpose=purpose,
+            prompt=prompt,
+            reward=reward,
         )
 
     def rollout(self, rollout_id: int) -> StoredRollout:

@@ -133,9 +133,9 @@ class RolloutFile:
         the chunks that are read, if it has any.
         """
         rows = self._rows_of(path)
-        if not self.has(path):
-            return empty_column(column_of(path), rows)[start:stop]
         stop = rows if stop is None else min(stop, rows)
+        if not self.has(path):
+            return empty_column(column_of(path), max(stop - start, 0))
         small = rows * _row_bytes(path) <= _SMALL_BYTES and path not in self._sound
         if not small and (start, stop) != (0, rows):
             return self._read(path, start, stop)
@@ -144,6 +144,13 @@ class RolloutFile:
             raise self._damaged(f"{path} of {self.name} cannot be read: its checksum is wrong")
         self._sound.add(path)
         return array[start:stop]
+
+    def texts(self, column: str, flat: str, rows: Array) -> list[str]:
+        """UTF-8 texts at these rows: `column` without `_offset` and `_length`, into `flat`."""
+        start, length = self.read(f"{column}_offset"), self.read(f"{column}_length")
+        data = self.read(flat).tobytes()
+        spans = zip(start[rows].tolist(), length[rows].tolist(), strict=True)
+        return [data[at : at + n].decode("utf-8", errors="replace") for at, n in spans]
 
     def _read(self, path: str, start: int, stop: int) -> Array:
         """Rows of a column that the file has; its own checksum is not compared."""

@@ -152,6 +152,18 @@ class RolloutReader:
         """Several columns of a table, by name."""
         return {name: self.column(f"{table}/{name}") for name in names}
 
+    def texts(self, column: str, flat: str, rows: Array) -> list[str]:
+        """Texts at these rows of the whole (`RolloutFile.texts`); other files are not read."""
+        bases = self._bases[column.split("/")[0]]
+        files = np.searchsorted(bases, rows, side="right") - 1
+        found = [""] * len(rows)
+        for index in np.unique(files).tolist():
+            mine = np.flatnonzero(files == index)
+            texts = self._file(index).texts(column, flat, rows[mine] - bases[index])
+            for place, text in zip(mine.tolist(), texts, strict=True):
+                found[place] = text
+        return found
+
     def scan(self, *, newest_first: bool = False) -> Iterator[tuple[str, RolloutFile]]:
         """File by file, so that memory stays bounded; references are the file's own.
 
