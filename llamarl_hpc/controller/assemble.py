@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 
 from llamarl_hpc.channels.zmq import ControllerChannel
@@ -69,6 +70,7 @@ def assemble(
                 "model": config.model.path,
                 "model_hash": str(info.get("model_hash", "")),
                 "tokenizer_hash": str(info.get("tokenizer_hash", "")),
+                "versions": json.dumps(info.get("versions", {}) | {"git": info.get("git", "")}),
                 "config": _provenance(run.config.read_text()),
             },
             reward_names=[reward.name or "" for reward in config.rewards],

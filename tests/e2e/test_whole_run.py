@@ -124,6 +124,16 @@ def test_every_group_is_accounted_for(name: str, request: pytest.FixtureRequest)
     assert books.num_issued == sum(books.counts.values())
 
 
+def test_a_file_of_rollouts_says_by_itself_where_they_come_from(undisturbed: Path) -> None:
+    run = Run.open(undisturbed)
+    said, known = run.store.attributes, run.info
+    hashes = ("model_hash", "tokenizer_hash")
+    assert [said[name] for name in hashes] == [known[name] for name in hashes]
+    assert all(said[name] for name in hashes) and said["run_id"] == known["run_id"]
+    assert json.loads(said["versions"]) == known["versions"] | {"git": known["git"]}
+    assert said["config"] == (undisturbed / "config.yaml").read_text()
+
+
 def test_an_export_gives_the_logits_of_the_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
