@@ -281,7 +281,8 @@ def _stats_tables(figures: dict[str, Any]) -> list[Table]:
 
 
 def _step_range(row: dict[str, Any]) -> str:
-    return f"{row['first_step']}-{row['last_step']}"
+    first, last = row["first_step"], row["last_step"]
+    return f"{first}" if first == last else f"{first}-{last}"
 
 
 def _means_table(

@@ -16,6 +16,7 @@ from llamarl_hpc.cli.figures import write_figures
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from analysis.read_run import Run
     from analysis.replay import Rescoring, StoredGroup
     from llamarl_hpc.config.schema import Config
 
@@ -65,6 +66,8 @@ def replay(
         return rescoring
 
     rescoring = opened.without_damage(work)
+    if not rescoring.columns():
+        raise ConfigError(_nothing_scored(rescoring, opened, purpose))
     figures = {"run": str(opened.dir.path)} | rescoring.figures()
     console = Console()
     print_problems(console, opened)
@@ -80,6 +83,15 @@ def replay(
         write_figures(json_file, figures)
     if out is not None:
         _write_rows(out, rescoring)
+
+
+def _nothing_scored(rescoring: Rescoring, run: Run, purpose: str) -> str:
+    if rescoring.num_failed:
+        last = rescoring.first_error.splitlines()[-1]
+        return f"none of {rescoring.num_failed} groups could be scored: {last}"
+    known = run.table("groups", ["step"], run.group_mask(purpose=purpose))["step"]
+    has = f"steps {known.min()} to {known.max()}" if len(known) else "nothing"
+    return f"no completion of purpose {purpose} fits; {run.dir.rollouts} has {has} of it"
 
 
 def _with_rewards(config: Config, rewards: Sequence[str], workers: int) -> Config:
@@ -165,12 +177,12 @@ def _table(rescoring: Rescoring) -> Table:
     for name in (*names[:4], *rescoring.names, *names[4:]):
         table.add_column(name, justify="right", overflow="fold")
     columns = rescoring.columns()
-    if not columns:
-        return table
     first, last = int(columns["step"].min()), int(columns["step"].max())
     edges = np.unique(np.linspace(first, last + 1, _MAX_ROWS + 1).astype(int)).tolist()
     for a, b in [*pairwise(edges), (first, last + 1)]:
         mask = (columns["step"] >= a) & (columns["step"] < b)
+        if not mask.any():  # evaluations are not of every step
+            continue
         label = f"{a}" if b == a + 1 else f"{a}-{b - 1}"
         table.add_row("all" if (a, b) == (first, last + 1) else label, *_cells(columns, mask))
     return table

@@ -50,7 +50,9 @@ def replay_loss(
         )
     if odd or not rows:
         text = (
-            f"the loss of step {listed(odd)} is not what was logged" if odd else "no step is stored"
+            f"the loss of step{'s' * (len(odd) > 1)} {listed(odd)} is not what was logged"
+            if odd
+            else "no step is stored"
         )
         console.print(f"[red]wrong:[/red] {text}", highlight=False)
         raise typer.Exit(1)
@@ -96,8 +98,12 @@ def _loss_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="loss, logged and from the store", title_justify="left")
     for name in ("step", "tokens", "logged", "replayed", "difference", "advantages"):
         table.add_column(name, justify="right")
-    shown = rows if len(rows) <= 2 * _MAX_ROWS else [*rows[:_MAX_ROWS], *rows[-_MAX_ROWS:]]
-    for row in shown:
+    left_out = range(_MAX_ROWS, len(rows) - _MAX_ROWS)
+    for index, row in enumerate(rows):
+        if index in left_out:
+            if index == left_out[0]:
+                table.add_row("...")
+            continue
         table.add_row(
             str(row["step"]),
             str(row["tokens"]),

@@ -20,6 +20,9 @@ def brief(prompts, completions, answer, **columns):
     assert len(prompts) == len(completions) == len(answer)
     return [-float(len(text)) for text in completions]
 
+def broken(prompts, completions, **columns):
+    raise ValueError("never")
+
 def grumpy(prompts, completions, **columns):
     if "7" in prompts[0]:
         raise ValueError("I do not like this one")
@@ -116,6 +119,20 @@ def test_groups_that_cannot_be_scored_are_counted_and_told(
     assert f"{failed} groups could not be scored" in text and "I do not like this one" in text
 
 
+def test_a_replay_that_scores_nothing_is_no_success(
+    folder: RunDir, tmp_path: Path, call: Any
+) -> None:
+    (tmp_path / "mine.py").write_text(REWARDS)
+    words = ("rollouts", "replay", folder.path, "--reward")
+    code, _, err = call(*words, f"{tmp_path / 'mine.py'}:broken")
+    assert code == 2 and "none of 8 groups could be scored" in err and "never" in err
+    code, _, err = call(*words, "math_answer", "--first-step", "9")
+    assert code == 2 and "no completion of purpose train fits" in err and "steps 0 to 3" in err
+    code, text, _ = call(*words, "math_answer", "--purpose", "eval")
+    steps = [line.split("\u2502")[1].strip() for line in text.splitlines() if "\u2502" in line]
+    assert code == 0 and steps == ["0", "2", "4", "all"]
+
+
 def test_mistakes_in_the_command_are_one_sentence(
     folder: RunDir, tmp_path: Path, call: Any
 ) -> None:
@@ -139,4 +156,4 @@ def test_a_loss_that_is_not_the_logged_one_ends_with_code_1(folder: RunDir, call
 def test_many_wrong_losses_are_counted(tmp_path: Path, call: Any) -> None:
     run = make_run(tmp_path / "long", Plan(num_steps=11, prompts_per_step=1, heldout=2))
     code, text, _ = call("rollouts", "replay-loss", run.path)
-    assert code == 1 and "the loss of step 0, 1, 2, 3, 4, 5, 6, 7 and 3 more is not" in text
+    assert code == 1 and "the loss of steps 0, 1, 2, 3, 4, 5, 6, 7 and 3 more is not" in text
