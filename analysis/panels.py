@@ -155,6 +155,31 @@ def _share(axes: Axes, runs: Runs, key: str) -> None:
         legend(axes)
 
 
+def _off_policy(axes: Axes, runs: Runs) -> None:
+    names = {"ess": ("effective (ESS)", "-"), "clip_frac": ("cut by a bound", ":")}
+    for number, (colour, _, run) in enumerate(_coloured(runs)):
+        for index, (key, (text, line)) in enumerate(names.items()):
+            alone = len(runs) == 1
+            axes.plot(
+                *points(run, key),
+                color=COLOURS[index] if alone else colour,
+                linestyle="-" if alone else line,
+                linewidth=1.6,
+                label=text if number == 0 else None,
+            )
+    _percent_axis(axes)
+    label(axes, "Off-policy correction", _STEP, "share of tokens")
+    legend(axes)
+
+
+def _mismatch(axes: Axes, runs: Runs) -> None:
+    for colour, name, run in _coloured(runs):
+        axes.plot(*points(run, "mismatch/kl"), color=colour, linewidth=1.6, label=name)
+    label(axes, "Generator and trainer", _STEP, "KL divergence (nats)")
+    if len(runs) > 1:
+        legend(axes)
+
+
 def _idle(axes: Axes, runs: Runs) -> None:
     executors = ("trainer", "generator", "reward")
     styles = dict(zip(executors, ("-", "--", ":"), strict=True))
@@ -277,6 +302,8 @@ PANELS: dict[str, Callable[[Axes, Runs], None]] = {
     "length": _length,
     "truncated": _truncated,
     "flat_groups": _flat_groups,
+    "off_policy": _off_policy,
+    "mismatch": _mismatch,
     "idle": _idle,
     "seconds": _seconds,
     "reward_band": _reward_band,

@@ -99,5 +99,14 @@ def _charts(
             rows, "entropy", "Entropy", "Of the policy where tokens were sampled, nats.", 5
         ),
         report_charts.ratio_chart(run),
+        report_charts.off_policy_chart(rows),
+        report_charts.metric_chart(
+            rows,
+            "mismatch/kl",
+            "Generator and trainer",
+            "KL divergence of their distributions on the tokens of a step, nats: staleness, "
+            "quantisation, and whatever else they differ by.",
+            3,
+        ),
     ]
     return [chart for chart in found if chart is not None]

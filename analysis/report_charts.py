@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,11 @@ import numpy as np
 from analysis import charts
 from analysis.charts import Point, Series
 from analysis.read_run import Evaluation, Run
+from analysis.statistics import mean_half_width
 
 Metrics = Sequence[dict[str, Any]]
 MAX_BARS = 48
+_WINDOWS, _LEAST_WINDOW = 12, 5  # a curve is a mean over a twelfth of the steps
 MAX_RATIO_TOKENS = 4_000_000
 _RATIO_EDGES = np.linspace(0.0, 3.0, 61)
 
@@ -52,21 +55,23 @@ def accuracy_chart(evaluations: Sequence[Evaluation]) -> Chart:
 
 
 def reward_chart(rows: Metrics, names: Sequence[str]) -> Chart:
-    points = _points(rows, "reward/mean")
-    window = max(3, len(points) // 12)
+    points = metric_points(rows, "reward/mean")
+    window = curve_window(len(points))
+    means, band = banded(points)
     series = [
         Series(points=charts.thin(points), faint=True),
-        Series(points=charts.thin(charts.smooth(points, window)), label="reward"),
+        Series(points=means, band=band, label="reward"),
     ]
     if len(names) > 1:
         for colour, name in enumerate(names[:3], start=2):
-            component = charts.smooth(_points(rows, f"rewards/{name}/mean"), window)
+            component = charts.smooth(metric_points(rows, f"rewards/{name}/mean"), window)
             if component:
                 label = name.replace("_", " ")[:18]
                 series.append(Series(points=charts.thin(component), colour=colour, label=label))
     return Chart(
         title="Reward",
-        caption=f"Mean over the rollouts of a step (pale), and over {window} steps.",
+        caption=f"Mean over the rollouts of a step (pale), and over {window} steps, with its 95 % "
+        "interval (steps taken as independent).",
         svg=charts.line_chart(series, title="Mean reward by optimizer step"),
     )
 
@@ -75,7 +80,7 @@ def metric_chart(
     rows: Metrics, key: str, title: str, caption: str, colour: int = 1
 ) -> Chart | None:
     """One metric over the steps; None when the run does not have it."""
-    points = _points(rows, key)
+    points = metric_points(rows, key)
     if not points:
         return None
     smoothed = charts.smooth(points, max(3, len(points) // 12))
@@ -93,11 +98,11 @@ def metric_chart(
 
 
 def length_chart(rows: Metrics) -> Chart:
-    mean = charts.thin(_points(rows, "completions/mean_length"))
-    lows = charts.thin(_points(rows, "completions/min_length"))
-    highs = charts.thin(_points(rows, "completions/max_length"))
+    mean = charts.thin(metric_points(rows, "completions/mean_length"))
+    lows = charts.thin(metric_points(rows, "completions/min_length"))
+    highs = charts.thin(metric_points(rows, "completions/max_length"))
     band = [(x, low, high) for (x, low), (_, high) in zip(lows, highs, strict=False)]
-    clipped = [y for _, y in _points(rows, "completions/clipped_ratio")]
+    clipped = [y for _, y in metric_points(rows, "completions/clipped_ratio")]
     share = f"{100 * clipped[-1]:.1f} %" if clipped else "an unknown share"
     return Chart(
         title="Completion length",
@@ -170,12 +175,57 @@ def ratio_chart(run: Run) -> Chart:
     )
 
 
-def _points(rows: Metrics, key: str) -> list[Point]:
+def metric_points(rows: Metrics, key: str) -> list[Point]:
+    """(step, value) of a metric, where it is a number."""
     return [
         (float(row["step"]), float(row[key]))
         for row in rows
         if isinstance(row.get(key), int | float) and math.isfinite(row[key])
     ]
+
+
+def banded(points: Sequence[Point]) -> tuple[list[Point], list[tuple[float, float, float]]]:
+    """Moving means over a twelfth of the steps (five at least), with their 95 % intervals: steps
+    are taken as independent. At both ends the window stops moving; no band leaves the values."""
+    window = curve_window(len(points))
+    every = max(1, len(points) // charts.MAX_POINTS)
+    means, band = list[Point](), list[tuple[float, float, float]]()
+    for index in range(0, len(points), every):
+        first = min(max(0, index - window // 2), len(points) - window)
+        around = [y for _, y in points[first : first + window]]
+        x, mean = points[index][0], statistics.fmean(around)
+        half = mean_half_width(statistics.stdev(around), window) if window > 1 else 0.0
+        means.append((x, mean))
+        band.append((x, max(mean - half, min(around)), min(mean + half, max(around))))
+    return means, band
+
+
+def curve_window(count: int) -> int:
+    """Steps that are averaged in a curve of `count` steps."""
+    return min(max(_LEAST_WINDOW, count // _WINDOWS), count)
+
+
+def off_policy_chart(rows: Metrics) -> Chart | None:
+    """How much of a batch its importance weights leave; None when the run does not say."""
+    names = {"ess": "effective tokens", "clip_frac": "cut"}
+    series = [
+        Series(points=charts.thin(points), colour=colour, label=label)
+        for colour, (key, label) in enumerate(names.items(), start=1)
+        if (points := metric_points(rows, key))
+    ]
+    if not series:
+        return None
+    return Chart(
+        title="Off-policy correction",
+        caption="Tokens that carry the importance weights (ESS: 100 % on policy, near 0 when a few "
+        "carry all), and tokens whose weight or gradient a bound cut.",
+        svg=charts.line_chart(
+            series,
+            title="Effective tokens and cut tokens by optimizer step",
+            y_range=(0.0, 1.0),
+            tick=_percent,
+        ),
+    )
 
 
 def _percent(value: float) -> str:

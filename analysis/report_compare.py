@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from analysis import charts, report_headline
-from analysis.charts import Point, Series
+from analysis.charts import Series
 from analysis.comparison import Row, compare_runs
 from analysis.diff import compare_steps, config_differences
 from analysis.read_run import Run
 from analysis.report import fill
-from analysis.report_charts import Chart
-from analysis.statistics import mean_half_width
+from analysis.report_charts import Chart, banded, metric_points
 from llamarl_hpc.storage.atomic import write_text
 
 NAMES = ("A", "B")
-_WINDOWS, _LEAST_WINDOW = 12, 5  # a curve is a mean over a twelfth of the steps
 _CURVES = (
     ("reward/mean", "Reward", "Mean over the rollouts of a step."),
     ("completions/mean_length", "Completion length", "Tokens."),
@@ -168,33 +164,9 @@ def _curves(runs: Sequence[Run]) -> list[Chart]:
         series = [
             Series(points=points, band=band, colour=colour, label=letter)
             for colour, (letter, own) in enumerate(zip(NAMES, rows, strict=True), start=1)
-            for points, band in [banded(_points(own, key))]
+            for points, band in [banded(metric_points(own, key))]
         ]
         if any(one.points for one in series):
             chart = charts.line_chart(series, title=f"{title} of both runs by optimizer step")
             found.append(Chart(title=title, caption=caption, svg=chart))
     return found
-
-
-def _points(rows: Sequence[dict[str, Any]], key: str) -> list[Point]:
-    return [
-        (float(row["step"]), float(row[key]))
-        for row in rows
-        if isinstance(row.get(key), int | float) and math.isfinite(row[key])
-    ]
-
-
-def banded(points: Sequence[Point]) -> tuple[list[Point], list[tuple[float, float, float]]]:
-    """Moving means over a twelfth of the steps (five at least), with their 95 % intervals: steps
-    are taken as independent. At both ends the window stops moving; no band leaves the values."""
-    window = min(max(_LEAST_WINDOW, len(points) // _WINDOWS), len(points))
-    every = max(1, len(points) // charts.MAX_POINTS)
-    means, band = list[Point](), list[tuple[float, float, float]]()
-    for index in range(0, len(points), every):
-        first = min(max(0, index - window // 2), len(points) - window)
-        around = [y for _, y in points[first : first + window]]
-        x, mean = points[index][0], statistics.fmean(around)
-        half = mean_half_width(statistics.stdev(around), window) if window > 1 else 0.0
-        means.append((x, mean))
-        band.append((x, max(mean - half, min(around)), min(mean + half, max(around))))
-    return means, band

@@ -24,7 +24,8 @@ from analysis.cost_text import cost_lines, executor_rows
 from analysis.hacking import watch
 from analysis.read_run import Run
 from analysis.report import render, write_report
-from analysis.report_compare import banded, render_comparison, write_comparison
+from analysis.report_charts import banded
+from analysis.report_compare import render_comparison, write_comparison
 from llamarl_hpc.cli import report, rollouts
 from llamarl_hpc.errors import ConfigError, RunDirError
 from llamarl_hpc.run_dir import RunDir
@@ -89,7 +90,10 @@ def test_the_report_holds_the_numbers_of_the_run(folder: RunDir) -> None:
     assert '<div class="value">8.0</div>' in text  # seconds per step
     assert '<div class="value">144</div>' in text  # rollouts
     assert text.count('<article class="card"') == 12
-    assert text.count("<svg") == 9
+    assert text.count("<svg") == 11
+    assert text.count('class="b1"') >= 2  # bands of accuracy and reward
+    for title in ("Importance ratio", "Off-policy correction", "Generator and trainer"):
+        assert f"<b>{title}</b>" in text
     assert 'class="state good">done<' in text
     assert "at most" in text and "generator.1" in text
 
@@ -180,7 +184,7 @@ def test_a_comparison_holds_both_runs_and_says_what_is_noise(folder: RunDir, oth
     assert "question by question over 32 in both" in text
     assert "<tr><th>trainer.max_steps</th><td>12</td><td>8</td></tr>" in text
     assert "<tr><th>rollout.prompts_per_step</th><td>3</td><td>2</td></tr>" in text
-    assert text.count("<svg") == 9 and text.count('class="b2"') >= 8  # a band of run B in each
+    assert text.count("<svg") == 10 and text.count('class="b2"') >= 9  # a band of run B in each
     rows = {row.label: row for row in compare_runs(a, b)}
     assert rows["seconds per step"].values == ("8.00", "8.00")
     assert rows["seconds per step"].verdict == "within noise"
