@@ -86,6 +86,7 @@ def test_the_pipeline_with_a_reference_equals_the_loop_bit_for_bit(
     assert [s["kl"] for s in steps] == [o["kl"] for o in oracle]
 
 
+@pytest.mark.long
 def test_a_reference_executor_is_killed_and_the_run_resumed_and_nothing_changes(
     start: Start, tmp_path: Path, beside_the_policy: Path
 ) -> None:
