@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from llamarl_hpc.config.losses import PRESETS, LossSettings
-from llamarl_hpc.config.schema import AlgorithmConfig, Config, ResourceConfig
+from llamarl_hpc.config.algorithm_checks import algorithm_sentences
+from llamarl_hpc.config.schema import Config, ResourceConfig
 from llamarl_hpc.config.sync_checks import sync_sentences
 from llamarl_hpc.errors import ConfigError
 from llamarl_hpc.slurm_text.gres import count_gpus
@@ -21,7 +21,7 @@ from llamarl_hpc.slurm_text.time_limit import parse_time
 
 def check(config: Config) -> None:
     """Raise ConfigError when keys contradict each other; one sentence per contradiction."""
-    rules = [_data, _group, _lengths, _algorithm, _steps, _rewards, _optimizer, _processes]
+    rules = [_data, _group, _lengths, algorithm_sentences, _steps, _rewards, _optimizer, _processes]
     rules += [_resources, _container, _lora, sync_sentences]
     sentences = [sentence for rule in rules for sentence in rule(config)]
     if sentences:
@@ -100,109 +100,6 @@ def _lengths(config: Config) -> Iterator[str]:
         )
 
 
-def _algorithm(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    if algorithm.in_flight_weight_updates and algorithm.max_staleness == 0:
-        yield (
-            "algorithm.in_flight_weight_updates is true but algorithm.max_staleness 0 forbids "
-            "completions of mixed versions; set max_staleness to 1 or more"
-        )
-    longest = config.rollout.max_completion_length
-    if algorithm.overlong_buffer > longest:
-        yield (
-            f"algorithm.overlong_buffer is {algorithm.overlong_buffer} but completions have at "
-            f"most {longest} tokens (rollout.max_completion_length); set it to {longest} or less"
-        )
-    yield from _bounds(algorithm)
-    yield from _mismatch(algorithm)
-    yield from _reference(config)
-    if algorithm.dynamic_sampling and algorithm.advantage == "reinforce_pp":
-        yield (
-            "algorithm.dynamic_sampling replaces groups whose completions do not differ, but "
-            "algorithm.advantage 'reinforce_pp' does not compare within groups; use another one"
-        )
-    if algorithm.max_resamples is not None and not algorithm.dynamic_sampling:
-        yield (
-            f"algorithm.max_resamples is {algorithm.max_resamples} but algorithm.dynamic_sampling "
-            "is false; set both or neither"
-        )
-
-
-def _reference(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    if algorithm.beta > 0.0 and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1":
-        yield (
-            "algorithm.kl_estimator 'k1' in the loss has a gradient that is 0 on average, so it "
-            "would hold nothing back; use k2 or k3, or algorithm.kl_in 'reward'"
-        )
-    tokens, longest = config.reference.micro_batch_tokens, _row_tokens(config)
-    if tokens is not None and tokens < longest:
-        yield (
-            f"reference.micro_batch_tokens is {tokens} but one row can have {longest} tokens "
-            f"(rollout.max_prompt_length + max_completion_length); raise it to {longest} or more"
-        )
-
-
-def _row_tokens(config: Config) -> int:
-    return config.rollout.max_prompt_length + config.rollout.max_completion_length
-
-
-def _bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
-    """Keys of the importance ratio: which of them a loss has, and what they may be."""
-    kind, preset = algorithm.loss_type, PRESETS[algorithm.loss_type]
-    if (preset.bounded_by == "rho" or preset.is_decoupled) and algorithm.rho < 1.0:
-        yield (
-            f"algorithm.rho is {algorithm.rho}, which would shrink even on-policy gradients "
-            "(weight 1); set it to 1 or more (2 to 10 is usual)"
-        )
-    settings = LossSettings.of(algorithm)
-    is_clip = preset.surrogate == "clipped_ratio"
-    without_effect = {
-        "epsilon": preset.bounded_by != "epsilon",
-        "epsilon_high": preset.bounded_by != "epsilon",
-        "delta": not is_clip,
-        "importance_sampling_level": preset.surrogate == "score",
-    }
-    for key, is_without in without_effect.items():
-        if is_without and getattr(algorithm, key) is not None:
-            yield f"algorithm.{key} means nothing to algorithm.loss_type '{kind}'; remove it"
-    if settings.low < 0.0 or (is_clip and settings.low == 0.0):
-        yield (
-            f"algorithm.epsilon is {algorithm.epsilon}, so the lower clip 1 - epsilon would not "
-            f"be positive; set it below 1{'' if is_clip else ', or to 1 for no lower clip'}"
-        )
-    if is_clip and settings.delta <= settings.high:
-        yield (
-            f"algorithm.delta is {algorithm.delta:g} but ratios up to {settings.high:g} (1 + "
-            "algorithm.epsilon_high) are within the clip; set delta above that (3 is usual)"
-        )
-
-
-def _mismatch(algorithm: AlgorithmConfig) -> Iterator[str]:
-    preset = PRESETS[algorithm.loss_type]
-    low, high = algorithm.mismatch_min, algorithm.mismatch_max
-    truncates_itself = preset.is_decoupled or preset.surrogate in (
-        "detached_weight",
-        "clamped_ratio",
-    )
-    if algorithm.mismatch_correction == "truncate" and truncates_itself:
-        own = "rho" if preset.bounded_by == "rho" or preset.is_decoupled else "epsilon_high"
-        yield (
-            f"algorithm.mismatch_correction 'truncate' has nothing to do for loss_type "
-            f"'{algorithm.loss_type}', which truncates the same ratio itself; set algorithm.{own}"
-        )
-    if algorithm.mismatch_correction == "truncate" and high < 1.0:
-        yield (
-            f"algorithm.mismatch_max is {high:g}, which would shrink even on-policy gradients "
-            "(weight 1); set it to 1 or more (2 to 5 is usual)"
-        )
-    if algorithm.mismatch_correction == "mask" and not low <= 1.0 <= high:
-        yield (
-            f"algorithm.mismatch_min {low:g} to mismatch_max {high:g} leaves out on-policy tokens "
-            "(ratio 1); set them to both sides of 1 (0.5 and 5 are usual)"
-        )
-
-
 def _steps(config: Config) -> Iterator[str]:
     trainer, evaluation = config.trainer, config.evaluation
     if trainer.eval_steps > 0 and evaluation.num_prompts == 0:
@@ -214,6 +111,11 @@ def _steps(config: Config) -> Iterator[str]:
         yield (
             "trainer.save_best is true but evaluation.num_prompts is 0, so no checkpoint is better "
             "than another; set evaluation.num_prompts or leave save_best out"
+        )
+    elif trainer.save_best and trainer.eval_steps == 0:
+        yield (
+            "trainer.save_best is true but trainer.eval_steps is 0, so only the last checkpoint is "
+            "measured; set trainer.eval_steps or leave save_best out"
         )
     if trainer.warmup_steps > trainer.max_steps:
         yield (

@@ -9,7 +9,7 @@ import pytest
 from llamarl_hpc.config.checks import check
 from llamarl_hpc.config.losses import PRESETS
 from llamarl_hpc.config.model_checks import check_model, check_replica
-from llamarl_hpc.config.schema import Config
+from llamarl_hpc.config.schema import AlgorithmConfig, Config
 from llamarl_hpc.errors import ConfigError
 
 TASKS = {"tasks": [{"name": "chain_sum"}]}
@@ -82,13 +82,30 @@ def test_the_defaults_with_data_are_consistent() -> None:
             {"trainer": {"save_best": True}, "evaluation": {"num_prompts": 0}},
             "trainer.save_best is true but evaluation.num_prompts is 0",
         ),
+        ({"trainer": {"save_best": True}}, "trainer.save_best is true but trainer.eval_steps is 0"),
         (
             {"model": {"lora": {"target_modules": ["lm_head"]}}},
             "model.lora.target_modules names lm_head",
         ),
         ({"model": {"max_context": 383}}, "is 384 tokens but model.max_context is 383"),
         ({"algorithm": {"overlong_buffer": 129}}, "algorithm.overlong_buffer is 129"),
+        ({"algorithm": {"overlong_penalty": 2.0}}, "algorithm.overlong_buffer is 0, so nothing"),
         ({"algorithm": {"rho": 0.5}}, "algorithm.rho is 0.5"),
+        ({"algorithm": {"loss_type": "ppo", "rho": 2.0}}, "rho means nothing to algorithm.loss"),
+        ({"algorithm": {"mismatch_max": 2.0}}, "algorithm.mismatch_max is 2.0 but algorithm.mism"),
+        ({"algorithm": {"mismatch_level": "sequence"}}, "algorithm.mismatch_correction is 'none'"),
+        *(
+            (
+                {"algorithm": {"loss_type": kind, "mismatch_correction": "truncate", key: value}},
+                f"algorithm.{key} means nothing beside algorithm.mismatch_correction 'truncate'",
+            )
+            for kind, key, value in (
+                ("reinforce", "mismatch_min", 0.8),
+                ("ppo", "epsilon", 0.1),
+                ("gspo", "epsilon_high", 0.1),
+                ("dapo", "delta", 3.0),
+            )
+        ),
         ({"algorithm": {"loss_type": "ppo", "epsilon": 1.0}}, "algorithm.epsilon is 1.0"),
         ({"algorithm": {"loss_type": "cispo", "epsilon": 1.1}}, "or to 1 for no lower clip"),
         ({"algorithm": {"epsilon_high": 0.3}}, "epsilon_high means nothing to algorithm.loss_type"),
@@ -140,6 +157,10 @@ def test_the_defaults_with_data_are_consistent() -> None:
         (
             {"algorithm": {"max_resamples": 4}},
             "algorithm.max_resamples is 4 but algorithm.dynamic_sampling is false",
+        ),
+        (
+            {"algorithm": {"dynamic_sampling": True, "max_resamples": 0}},
+            "algorithm.max_resamples is 0, so no group is replaced",
         ),
         (
             {"algorithm": {"in_flight_weight_updates": True, "max_staleness": 0}},
@@ -213,8 +234,10 @@ def test_all_contradictions_are_told_at_once() -> None:
         {"trainer": {"micro_batch_tokens": 384}},
         {"model": {"max_context": 384}},
         {"algorithm": {"rho": 1.0}},
-        {"algorithm": {"loss_type": "reinforce", "rho": 0.5}},
         *({"algorithm": {"loss_type": kind}} for kind in PRESETS),
+        # as in the copy in a run folder, where every key has a value
+        *({"algorithm": AlgorithmConfig(loss_type=kind).model_dump()} for kind in PRESETS),
+        {"algorithm": {"kl_in": "reward", "kl_estimator": "k1"}, "reference": {"update_steps": 2}},
         {"algorithm": {"advantage": "reinforce_pp"}, "rollout": {"num_generations": 1}},
         {"algorithm": {"overlong_buffer": 128}},
         {"algorithm": {"loss_type": "cispo", "epsilon": 1.0}},

@@ -21,6 +21,7 @@ ORACLE = Path(__file__).parents[2] / "experiments" / "single_process_loop.py"
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "gspo": {
         "loss_type": "gspo",
+        "delta": 3.0,
         "advantage": "reinforce_pp",
         "truncated_completions": "drop",
         "overlong_buffer": 80,
@@ -31,7 +32,6 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "advantage": "group_norm",
         "entropy_coef": 0.01,
         "mismatch_correction": "truncate",
-        "delta": 3.0,
         "truncated_completions": "mask",
         "dynamic_sampling": True,
         "max_resamples": 2,
