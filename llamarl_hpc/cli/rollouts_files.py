@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import socket
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def repair(
         Path | None, typer.Option("--out", help="New run folder; default: RUN-repaired.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Though it may be running on another host.")
+        bool, typer.Option("--force", help="Though it may be running still, elsewhere.")
     ] = False,
 ) -> None:
     """Copy a run with what can be saved of its damaged rollout files. RUN itself is not changed."""
@@ -100,8 +101,13 @@ def repair(
         try:
             done = repair_store(source.rollouts, target.rollouts, say=say)
             _copy_records(source, target)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(target.path, ignore_errors=True)  # half a copy is none
+            if isinstance(error, OSError):
+                raise RunDirError(
+                    f"cannot copy {source.path} to {target.path}: {error.strerror or error}; "
+                    "choose another --out"
+                ) from error
             raise
     damaged = sum(bool(entry.problems) for entry in done)
     typer.echo(f"{damaged} of {len(done)} files are damaged; repaired copy: {target.path}")
@@ -116,20 +122,24 @@ def _nobody_writes(run: RunDir, force: bool) -> Iterator[None]:
 
     last = (run.read_info().get("attempts") or [{}])[-1]
     who = f"its controller (pid {last.get('pid', '?')} on {last.get('host', '?')})"
-    elsewhere = last.get("outcome") == "running" and last.get("host") != socket.gethostname()
-    if elsewhere and not force:
-        raise RunDirError(
-            f"{run.path} was left as running by {who}; if that is over, say so with --force"
-        )
-    if not run.lock.exists():
-        yield
-        return
     lock = FileLock(run.lock)
+    can_tell = last.get("host") == socket.gethostname()
+    if run.lock.exists():
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RunDirError(
+                f"{run.path} is in use by {who}; wait for it or stop it first"
+            ) from error
+        except OSError as error:  # of somebody else, or on a disk that is only read here
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            can_tell = False
     try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise RunDirError(f"{run.path} is in use by {who}; wait for it or stop it first") from error
-    try:
+        if last.get("outcome") == "running" and not can_tell and not force:
+            raise RunDirError(
+                f"{run.path} was left as running by {who}; if that is over, say so with --force"
+            )
         yield
     finally:
         lock.release()
