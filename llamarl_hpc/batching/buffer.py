@@ -126,6 +126,7 @@ def credit_of(groups: Sequence[ScoredGroup], rules: CreditRules) -> Credit:
         [[c.finish_reason is FinishReason.LENGTH for c in g.completions] for g in groups],
         rules,
         _divergences(groups, rules) if rules.beta > 0.0 else None,
+        failed=[group.failed for group in groups],
     )
 
 

@@ -69,7 +69,9 @@ class Credit:
     advantages: Array  # float64 [R]; 0 where a rollout counts in nothing
     trained: Array  # bool [R], False where the loss must not see a token
     penalties: Array  # float64 [R], taken off the reward for the length
-    constant: list[bool]  # of each group: no spread among the rollouts that count, but for the KL
+    # of each group: no spread among the rollouts that count (reinforce_pp: those of the batch), but
+    # for the KL
+    constant: list[bool]
     divergence: Array | None = None  # float64 [R], sums of the KL estimate, if it is in the reward
     beta: float = 0.0  # of the KL term in the reward
 
@@ -80,21 +82,29 @@ def assign_credit(
     truncated: Sequence[Sequence[bool]],
     rules: CreditRules,
     divergences: Sequence[Sequence[float]] | None = None,
+    failed: Sequence[bool] | None = None,
 ) -> Credit:
     """Credit of every rollout, from the reward, length and truncation of each, by group.
 
     `keep` treats a truncated completion like any other. `mask` keeps it in the baseline, but its
     tokens are not trained. With `drop` it counts in neither. Raises ConfigError when a reward is
-    not finite. `divergences`: of each rollout, if the KL term is in the reward.
+    not finite. `divergences`: of each rollout, if the KL term is in the reward. `failed`: of each
+    group, whether its scoring failed; its rewards mean nothing, so it counts in neither.
     """
-    drops = rules.truncated_completions == "drop"
+    drops, keeps = (rules.truncated_completions == option for option in ("drop", "keep"))
     penalties = [rules.penalties(group) for group in lengths]
-    counts = [~(np.asarray(group, dtype=bool) & drops) for group in truncated]
+    broken = failed or [False] * len(rewards)
+    counts = [
+        ~(np.asarray(group, dtype=bool) & drops) & (not is_broken)
+        for group, is_broken in zip(truncated, broken, strict=True)
+    ]
     credited = [
         (np.asarray(values, dtype=np.float64) - penalty)[counted]
         for values, penalty, counted in zip(rewards, penalties, counts, strict=True)
     ]
     constant = [is_constant(values) for values in credited]
+    if rules.advantage == "reinforce_pp":  # it compares within the batch, not within groups
+        constant = [is_constant(np.concatenate(credited))] * len(credited)
     if divergences is not None:
         credited = [
             values - rules.beta * np.asarray(group, dtype=np.float64)[counted]
@@ -105,10 +115,15 @@ def assign_credit(
         whole = np.zeros(counted.size, dtype=np.float64)
         whole[counted] = values
         advantages.append(whole)
-    keeps = rules.truncated_completions == "keep"
     return Credit(
         advantages=np.concatenate(advantages),
-        trained=np.array([keeps or not cut for group in truncated for cut in group]),
+        trained=np.array(
+            [
+                not is_broken and (keeps or not cut)
+                for group, is_broken in zip(truncated, broken, strict=True)
+                for cut in group
+            ]
+        ),
         penalties=np.concatenate(penalties),
         constant=constant,
         divergence=None if divergences is None else np.concatenate(divergences),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from llamarl_hpc.batching.credit import CreditRules, assign_credit
+from llamarl_hpc.batching.buffer import split_by_rollout
+from llamarl_hpc.batching.credit import CreditRules, assign_credit, divergence
 from llamarl_hpc.batching.packing import (
     micro_batches_of_rank,
     rollouts_with_gradient,
@@ -84,10 +85,43 @@ def _check_known(name: str, values: Array, must: Array, step: int) -> None:
 
 def advantages_again(batch: TrainBatch, rewards: Array, truncated: Array, config: Config) -> Array:
     """The advantages [R] that the run's rules give for stored rewards [R], float32."""
+    rules = CreditRules.of(config)
     edges = np.cumsum(np.bincount(batch.group_index))[:-1]
-    values, lengths, cut = (
-        [part.tolist() for part in np.split(column, edges)]
-        for column in (rewards, batch.completion_lengths, truncated)
+    groups = [
+        np.split(column, edges)
+        for column in (rewards, batch.completion_lengths, truncated, ~_has_trained_token(batch))
+    ]
+    values, lengths, cut, untrained = ([part.tolist() for part in column] for column in groups)
+    excused = rules.truncated_completions != "keep"
+    credit = assign_credit(
+        values,
+        lengths,
+        cut,
+        rules,
+        _divergences(batch, rules, edges) if rules.beta > 0.0 else None,
+        # a group whose scoring failed was not trained, whole completions neither
+        failed=[
+            any(u and not (c and excused) for u, c in zip(*group, strict=True))
+            for group in zip(untrained, cut, strict=True)
+        ],
     )
-    credit = assign_credit(values, lengths, cut, CreditRules.of(config))
     return credit.advantages.astype(np.float32)
+
+
+def _has_trained_token(batch: TrainBatch) -> Array:
+    starts = np.cumsum(batch.completion_lengths, dtype=np.int64) - batch.completion_lengths
+    return np.asarray(np.logical_or.reduceat(batch.loss_mask, starts))
+
+
+def _divergences(batch: TrainBatch, rules: CreditRules, edges: Array) -> list[list[float]]:
+    reference = batch.logprobs_reference
+    if reference is None:
+        raise StoreError(
+            f"the store lacks the reference's log-probs of step {batch.step}, which its rewards "
+            "were lowered by; its advantages cannot be computed again"
+        )
+    pairs = zip(
+        *(split_by_rollout(flat, batch) for flat in (batch.logprobs, reference)), strict=True
+    )
+    sums = np.array([divergence(mu, ref, rules.kl_estimator) for mu, ref in pairs])
+    return [part.tolist() for part in np.split(sums, edges)]

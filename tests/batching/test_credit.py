@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -99,10 +100,53 @@ def test_lengths_alone_can_make_a_group_worth_learning_from() -> None:
     np.testing.assert_allclose(shaped.advantages, [0.3, -0.3], rtol=1e-14)
 
 
+def test_reinforce_pp_has_signal_where_prompts_differ_though_groups_do_not() -> None:
+    """One completion of each prompt, as this advantage is for: no alarm of no signal."""
+    by_batch, one_each = rules(advantage="reinforce_pp"), [[False], [False]]
+    given = assign_credit([[1.0], [0.0]], [[2], [2]], one_each, by_batch)
+    assert given.constant == [False, False]
+    assert given.advantages.tolist() == [1.0, -1.0]
+    flat = assign_credit([[0.3], [0.1 + 0.2]], [[2], [2]], one_each, by_batch)
+    assert flat.constant == [True, True] and flat.advantages.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ({}, [0.5, -0.5]),
+        ({"advantage": "reinforce_pp"}, [1.0, -1.0]),
+        ({"length_penalty": 1.0}, [0.5 + 0.1, -0.5 - 0.1]),
+        ({"beta": 0.1, "kl_in": "reward"}, [0.5 + 0.1, -0.5 - 0.1]),
+    ],
+)
+def test_a_group_whose_scoring_failed_teaches_nothing(
+    option: dict[str, Any], expected: list[float]
+) -> None:
+    given = assign_credit(
+        [[0.0, 0.0], [1.0, 0.0]],
+        [[1, 9], [3, 5]],
+        [[False, True], [False, False]],
+        rules(**option),
+        [[0.0, 5.0], [1.0, 3.0]] if "beta" in option else None,
+        failed=[True, False],
+    )
+    np.testing.assert_allclose(given.advantages, [0.0, 0.0, *expected], rtol=1e-14)
+    assert given.trained.tolist() == [False, False, True, True]
+    assert given.constant == ([False] * 2 if "advantage" in option else [True, False])
+
+
 # ------------------------------------------------------------------ the batch
 
 
-def group(ticket: int, rewards: list[float], lengths: list[int], cut: list[bool]) -> ScoredGroup:
+def group(
+    ticket: int,
+    rewards: list[float],
+    lengths: list[int],
+    cut: list[bool],
+    *,
+    reference: float | None = None,
+) -> ScoredGroup:
+    """Log-probs are -1, those of the reference `reference`."""
     completions = [
         Completion(
             token_ids=np.full(length, 7, dtype=np.int32),
@@ -129,6 +173,9 @@ def group(ticket: int, rewards: list[float], lengths: list[int], cut: list[bool]
         t_issued=0.0,
         t_generated=0.0,
         t_scored=0.0,
+        logprobs_reference=[np.full(n, reference, np.float32) for n in lengths]
+        if reference is not None
+        else [],
     )
 
 
@@ -156,6 +203,29 @@ def test_a_batch_has_the_credit_of_its_groups(
     assert metrics["reward/mean"] == pytest.approx(4 / 6)
     assert metrics["reward/length_penalty"] == 0.0
     assert metrics["completions/clipped_ratio"] == pytest.approx(1 / 6)
+
+
+def test_a_batch_leaves_out_the_group_whose_scoring_failed() -> None:
+    sound, broken = group(0, REWARDS, LENGTHS, CUT), group(1, [0.0] * 2, [1, 9], [False] * 2)
+    broken = msgspec.structs.replace(broken, failed=True)
+    batch = make_train_batch(
+        [sound, broken], step=0, temperature=1.0, rules=rules(length_penalty=1.0)
+    )
+    alone = make_train_batch([sound], step=0, temperature=1.0, rules=rules(length_penalty=1.0))
+    assert batch.advantages[:4].tolist() == alone.advantages.tolist()
+    assert batch.advantages[4:].tolist() == [0.0, 0.0]
+    assert not batch.loss_mask[22:].any() and batch.loss_mask[:22].all()
+
+
+def test_the_kl_of_the_reward_is_a_mean_over_tokens_its_penalty_one_over_rollouts() -> None:
+    groups = [
+        group(0, [1.0, 0.0], [2, 6], [False] * 2, reference=-1.5),
+        group(1, [1.0, 0.0], [1, 1], [False] * 2, reference=-2.0),
+    ]
+    spent = rules(beta=0.5, kl_in="reward", kl_estimator="k1")
+    metrics = batch_metrics(groups, trainer_version=0, credit=credit_of(groups, spent))
+    assert metrics["kl"] == pytest.approx((8 * 0.5 + 2 * 1.0) / 10)
+    assert metrics["reward/kl_penalty"] == pytest.approx(0.5 * (1.0 + 3.0 + 1.0 + 1.0) / 4)
 
 
 def test_a_batch_of_truncated_completions_has_nothing_to_train() -> None:

@@ -177,6 +177,24 @@ def test_advantages_follow_from_the_stored_rewards() -> None:
     np.testing.assert_array_equal(again, (rewards - means[batch.group_index]).astype(np.float32))
 
 
+def test_advantages_follow_though_a_group_failed_and_the_kl_is_in_the_reward() -> None:
+    batch = random_batch(num_groups=2, num_generations=2)
+    mask = np.repeat([False, False, True, True], batch.completion_lengths)
+    batch = msgspec.structs.replace(batch, loss_mask=mask)
+    rewards, cut = np.array([0.0, 0.0, 1.0, 0.0]), np.array([True, False, False, True])
+    algorithm = {"beta": 0.5, "kl_in": "reward", "kl_estimator": "k1"}
+    again = advantages_again(batch, rewards, cut, tiny_config(algorithm=algorithm))
+    assert batch.logprobs_reference is not None
+    sums = [
+        part.sum() for part in split_by_rollout(batch.logprobs - batch.logprobs_reference, batch)
+    ]
+    half = (1.0 - 0.5 * sums[2] + 0.5 * sums[3]) / 2
+    assert again == pytest.approx([0.0, 0.0, half, -half], rel=1e-5)
+    bare = msgspec.structs.replace(batch, logprobs_reference=None)
+    with pytest.raises(StoreError, match="lacks the reference's log-probs of step 0"):
+        advantages_again(bare, rewards, cut, tiny_config(algorithm=algorithm))
+
+
 def test_a_step_that_is_not_stored_is_one_sentence(tmp_path: Path) -> None:
     run = RunDir.create_at(tmp_path / "run")
     run.config.write_text("{}\n")
