@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -80,6 +81,20 @@ def test_a_shared_prompt_row_by_hand() -> None:
     assert micro_batch.rollout_index.tolist() == [0, 0, 1, 2, 2, 2]
     assert micro_batch.num_tokens == 6
     assert micro_batch.has_shared_prompt
+
+
+@pytest.mark.parametrize("share_prompt", [True, False])
+def test_the_reference_and_the_age_of_a_token_stay_with_it(share_prompt: bool) -> None:
+    batch = ragged_batch(5)
+    tokens = np.arange(len(batch.completion_ids))
+    batch = msgspec.structs.replace(
+        batch, lags=tokens.astype(np.int32), logprobs_reference=-tokens.astype(np.float32)
+    )
+    for micro_batch in chain.from_iterable(pack(batch, num_ranks=3, share_prompt=share_prompt)):
+        assert micro_batch.lags is not None and micro_batch.logprobs_reference is not None
+        if micro_batch.num_tokens:
+            assert micro_batch.lags.tolist() == micro_batch.flat_index.tolist()
+            assert (-micro_batch.logprobs_reference).tolist() == micro_batch.flat_index.tolist()
 
 
 def test_plain_rows_by_hand() -> None:
@@ -188,6 +203,7 @@ def test_rollouts_without_gradient_are_left_out_but_stay_in_the_denominator() ->
     weights = token_weights(batch, aggregation="token-mean", max_completion_length=16)
     needed = rollouts_with_gradient(batch, weights, entropy_bonus=True)
     assert needed.tolist() == [True, True, True, False]
+    batch = msgspec.structs.replace(batch, advantages=-batch.advantages)  # 0, -1, -2, -3
     needed = rollouts_with_gradient(batch, weights, entropy_bonus=False)
     assert needed.tolist() == [False, True, True, False]  # advantage 0; and masked
     (micro_batch,) = micro_batches_of_rank(

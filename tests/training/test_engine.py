@@ -162,11 +162,14 @@ def test_a_batch_without_a_token_to_train_is_no_step(
     assert engine.policy_version == 1
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("stage", "dtype"),
+    [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16"), (2, "bf16")],
+)
 def test_a_gradient_that_is_not_finite_changes_nothing_and_the_third_one_ends_the_run(
-    world: World, model_folder: Path, stage: int
+    world: World, model_folder: Path, stage: int, dtype: str
 ) -> None:
-    engine = engine_of(world, model_folder, zero_stage=stage)
+    engine = engine_of(world, model_folder, zero_stage=stage, dtype=dtype)
     batch = random_batch()
     broken = msgspec.structs.replace(batch, advantages=np.full_like(batch.advantages, np.inf))
     before = weights_of(engine)
@@ -174,7 +177,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_the_third_one_ends_th
         assert engine.train_step(broken).metrics["steps_refused"] == 1.0
     assert engine.policy_version == 0
     assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(engine).items())
-    expected = engine_of(world, model_folder, zero_stage=stage).train_step(batch).metrics
+    fresh = engine_of(world, model_folder, zero_stage=stage, dtype=dtype)
+    expected = fresh.train_step(batch).metrics
     actual = engine.train_step(batch).metrics
     assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-6)
     for _ in range(2):

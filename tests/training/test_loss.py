@@ -254,6 +254,12 @@ def test_decoupled_ppo_clips_around_the_version_before_and_weighs_by_its_distanc
     metrics = figures.metrics()
     assert metrics["clip_frac"] == pytest.approx(4 / 6)
     assert metrics["is_ratio/mean"] == pytest.approx((1.21 + 1.5 + 8 + 0.25 + 1.1 + 1000) / 6)
+    # proximal / mu is 1.1^23 = 9, cut at 4; pi / proximal is 1.1, within the clip
+    _, gradient, figures = evaluate(
+        settings, logp=[-1.0], ratios=[1.1**24], advantages=[1.0], weights=[1.0], lags=[24]
+    )
+    assert gradient == pytest.approx([-4 * 1.1])
+    assert figures.metrics()["clip_frac"] == 1.0
 
 
 def test_decoupled_ppo_of_data_one_step_old_is_ppo() -> None:
