@@ -1,7 +1,7 @@
-"""Names of other tools, and of Slurm's own options, for what stands in `resources`.
+"""Names of other tools, and of Slurm's own options, for keys that exist here under another name.
 
-A person who writes `trainer: {gpus: 4}` or `resources.reward.cores` means a key that exists; what
-only sbatch knows belongs into `options`.
+A person who writes `trainer: {gpus: 4}` or `algorithm.kl_coef` means a key that exists; what only
+sbatch knows belongs into `resources.*.options`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,31 @@ _KEYS = {
     "time": "walltime wall_time time_limit timeout",
 }
 _KEY_OF = {name: key for key, names in _KEYS.items() for name in names.split()}
+# of the loss and the step, as TRL, verl, OpenRLHF and others call them; in whichever block
+TRAINING_KEYS = {
+    "algorithm.beta": "kl_coef kl_loss_coef kl_coeff kl_beta kl_weight init_kl_coef",
+    "algorithm.epsilon": "clip_eps clip_epsilon clip_ratio clip_range cliprange eps_clip "
+    "epsilon_low clip_ratio_low eps_clip_low",
+    "algorithm.epsilon_high": "clip_ratio_high clip_eps_high eps_clip_high clip_range_high",
+    "algorithm.delta": "clip_ratio_c dual_clip",
+    "algorithm.entropy_coef": "entropy_coeff entropy_bonus entropy_weight ent_coef",
+    "algorithm.loss_aggregation": "loss_agg_mode",
+    "algorithm.advantage": "adv_estimator advantage_estimator scale_rewards",
+    "algorithm.mismatch_max": "tis_imp_ratio_cap tis_cap vllm_importance_sampling_cap",
+    "algorithm.truncated_completions": "mask_truncated_completions overlong_filtering",
+    "trainer.learning_rate": "lr",
+    "trainer.max_grad_norm": "grad_clip clip_grad gradient_clipping max_norm",
+    "trainer.micro_batch_tokens": "gradient_accumulation_steps per_device_train_batch_size "
+    "micro_batch_size ppo_micro_batch_size max_token_len_per_gpu",
+    "trainer.max_steps": "num_steps total_steps total_training_steps",
+    "trainer.zero_stage": "deepspeed zero stage",
+    "trainer.dtype": "bf16 fp16 precision",
+    "rollout.num_generations": "n group_size num_samples rollouts_per_prompt n_samples_per_prompt",
+    "rollout.prompts_per_step": "batch_size train_batch_size rollout_batch_size global_batch_size",
+    "rollout.max_completion_length": "max_new_tokens max_tokens max_response_length",
+    "reference.update_steps": "ref_model_sync_steps sync_ref_model",
+}
+_TRAINING_KEY_OF = {n: key for key, names in TRAINING_KEYS.items() for n in names.split()}
 _COUNTED = re.compile(r"^(num|number_of|n)_|(_gb|_mb|_min|_s|_hours)$")
 
 
@@ -46,4 +71,7 @@ def hint_for(place: Sequence[str | int]) -> str:
         key = _KEY_OF.get(leaf, leaf)
         if fields.find(["resources", role, key]) is not None:
             return f"did you mean 'resources.{role}.{key}'?"
+    if not block or block in (["algorithm"], ["trainer"], ["rollout"], ["reference"]):
+        key = _TRAINING_KEY_OF.get(parts[-1].replace("-", "_"), "")
+        return f"did you mean '{key}'?" if key else ""
     return ""

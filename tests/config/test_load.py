@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from llamarl_hpc.config import fields
 from llamarl_hpc.config.load import load_config, save_resolved
+from llamarl_hpc.config.other_names import TRAINING_KEYS
 from llamarl_hpc.config.schema import Config, MathAnswerReward, PythonReward
 from llamarl_hpc.errors import ConfigError
 
@@ -169,6 +171,9 @@ def test_the_resolved_copy_has_every_key(tmp_path: Path) -> None:
         ("learning_rate: 1", "did you mean 'trainer.learning_rate'?"),
         ("trainer: {max_completion_length: 9}", "did you mean 'rollout.max_completion_length'?"),
         ("trainr: {}", "did you mean 'trainer'?"),
+        ("algorithm: {kl_coef: 0.1}", "did you mean 'algorithm.beta'?"),
+        ("trainer: {lr: 1.0e-6}", "did you mean 'trainer.learning_rate'?"),
+        ("batch_size: 64", "did you mean 'rollout.prompts_per_step'?"),
         ("resources: {trainer: {ccount: x}}", "did you mean 'resources.trainer.account'?"),
         ("resources: {trainer: {slurm_account: x}}", "did you mean 'resources.trainer.account'?"),
         ("resources: {trainer: {timeout_min: 0}}", "did you mean 'resources.trainer.time'?"),
@@ -304,3 +309,8 @@ def test_the_config_modules_import_quickly_and_without_torch() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_names_of_other_tools_lead_to_keys_that_exist() -> None:
+    missing = [key for key in TRAINING_KEYS if fields.find(key.split(".")) is None]
+    assert missing == []
