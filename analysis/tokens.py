@@ -51,6 +51,9 @@ def load_tokenizer(run: Run) -> Tokenizer | None:
     return None
 
 
+_MAX_SPREAD = 4  # tokens of one character, which has so many bytes in UTF-8
+
+
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """One piece per token, which joined are the decoded whole; special tokens included.
 
@@ -61,7 +64,7 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     for end in range(1, len(ids) + 1):
         before = tokenizer.decode(ids[start:done], skip_special_tokens=False)
         text = tokenizer.decode(ids[start:end], skip_special_tokens=False)
-        if text.endswith("\ufffd") and end < len(ids):
+        if text.endswith("\ufffd") and end < len(ids) and end - done < _MAX_SPREAD:
             pieces.append("")
             continue
         pieces.append(text[len(before) :])

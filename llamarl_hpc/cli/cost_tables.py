@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +18,8 @@ def cost_tables(sheet: CostSheet) -> list[Table]:
 
     executors = Table(title="cost, by executor", title_justify="left")
     for name in ("executor", "devices", "device-hours", "idle"):
-        executors.add_column(name, justify="left" if name == "executor" else "right")
+        justify: Literal["left", "right"] = "left" if name == "executor" else "right"
+        executors.add_column(name, justify=justify, overflow="fold")
     for row in executor_rows(sheet):
         executors.add_row(*row)
     whole = Table.grid(padding=(0, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,8 +13,10 @@ if TYPE_CHECKING:
 
 def print_problems(console: Console, run: Run) -> None:
     """Which files were left out, why, and what can be done."""
+    from rich.text import Text
+
     for problem in run.store.problems:
-        console.print(f"[yellow]{problem}[/yellow]", highlight=False, soft_wrap=True)
+        console.print(Text(problem, style="yellow"), soft_wrap=True)
     if run.store.problems:
-        hint = f"llamarl-hpc rollouts repair {run.dir.path}"
-        console.print(f"what can be saved: {hint}", style="dim", highlight=False, soft_wrap=True)
+        hint = f"what can be saved: llamarl-hpc rollouts repair {shlex.quote(str(run.dir.path))}"
+        console.print(Text(hint, style="dim"), soft_wrap=True)

@@ -18,6 +18,7 @@ from llamarl_hpc.cli import (
 )
 from llamarl_hpc.cli.damage import print_problems
 from llamarl_hpc.cli.figures import write_figures
+from llamarl_hpc.cli.narrow import narrow_table
 from llamarl_hpc.cli.rollout_filters import (
     AllOption,
     MaxRewardOption,
@@ -49,6 +50,8 @@ _COLOURS = {
     2: "black on #8bb9ec",
     3: "black on #4b8fe0",
 }
+
+_MAX_EMPTY = 10  # groups without completions that are named
 
 
 def register(app: typer.Typer) -> None:
@@ -87,18 +90,18 @@ def show(
     from analysis.tokens import load_tokenizer
 
     opened = Run.open(run)
+    wanted: dict[str, Any] = {
+        "lineage": "all" if all_attempts else "current",
+        "purpose": purpose,
+        "status": status,
+        "steps": None if step is None else (step, step),
+        "prompt": prompt,
+    }
 
     def chosen(run: Run) -> list[StoredRollout]:
         if rollout:
             return [run.rollout_at(_find(run, number)) for number in rollout]
-        mask = run.rollout_mask(
-            lineage="all" if all_attempts else "current",
-            purpose=purpose,
-            status=status,
-            steps=None if step is None else (step, step),
-            prompt=prompt,
-            reward=reward_range(min_reward, max_reward),
-        )
+        mask = run.rollout_mask(**wanted, reward=reward_range(min_reward, max_reward))
         if group is not None:
             mask &= run.store.column("rollouts/group_id") == group
         rows = mask.nonzero()[0].tolist()[-limit:] if limit > 0 else []
@@ -110,7 +113,10 @@ def show(
     tokenizer = load_tokenizer(opened) if found else None
     for entry in found:
         console.print(_panel(entry, tokenizer))
-    console.print(_legend(tokenizer is not None) if found else _nothing(opened))
+    if found:
+        console.print(_legend(tokenizer is not None))
+    else:
+        console.print(opened.without_damage(lambda run: _nothing(run, wanted, group)))
 
 
 def stats(run: RunArgument, json_file: JsonOption = None) -> None:
@@ -141,9 +147,11 @@ def verify(run: RunArgument, json_file: JsonOption = None) -> None:
     from dataclasses import asdict
 
     from rich.console import Console
+    from rich.text import Text
 
     from analysis.accounting import accounting, check_files
     from analysis.read_run import Run
+    from analysis.tokens import visible
     from llamarl_hpc.errors import StoreError
 
     opened = Run.open(run)
@@ -161,7 +169,7 @@ def verify(run: RunArgument, json_file: JsonOption = None) -> None:
     if account is not None:
         console.print(_account_table(account, len(opened.store.file_names)))
     for violation in violations:
-        console.print(f"[red]wrong:[/red] {violation}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("wrong: ", "red"), visible(violation)), soft_wrap=True)
     if violations:
         raise typer.Exit(1)
     console.print("[green]sound:[/green] every issued group is accounted for", highlight=False)
@@ -255,9 +263,24 @@ def _legend(has_tokenizer: bool) -> Text:
     return text
 
 
-def _nothing(run: Run) -> str:
+def _nothing(run: Run, wanted: dict[str, Any], group: int | None) -> Text:
+    """That there is none; and groups that fit, but came back without completions."""
+    from rich.text import Text
+
+    from analysis.tokens import visible
+
     total = run.store.num_rows("rollouts")
-    return f"no rollout fits; the store of {run.dir.path} has {total}"
+    lines = [f"no rollout fits; the store of {run.dir.path} has {total}"]
+    mask = run.group_mask(**wanted) & (run.store.column("groups/num_rollouts") == 0)
+    if group is not None:
+        mask &= run.store.column("groups/group_id") == group
+    rows = run.table("groups", ["group_id", "status", "reason"], mask)
+    names = (run.decoded(name, rows[name][-_MAX_EMPTY:]) for name in ("status", "reason"))
+    if num := len(rows["group_id"]):
+        lines.append(f"groups that fit and have no completions: {num}, the newest")
+    for number, *why in zip(rows["group_id"][-_MAX_EMPTY:].tolist(), *names, strict=True):
+        lines.append(visible(f"  group {number}: {': '.join(why)}"))
+    return Text("\n".join(lines))
 
 
 # ---------------------------------------------------------------- tables
@@ -288,11 +311,8 @@ def _step_range(row: dict[str, Any]) -> str:
 def _means_table(
     title: str, first: str, rows: list[dict[str, Any]], label: Callable[[dict[str, Any]], str]
 ) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for name in (first, "rollouts", "reward", *_components(rows), "stale", "tokens", "cut off"):
-        table.add_column(name, justify="right", overflow="fold")
+    columns = (first, "rollouts", "reward", *_components(rows), "stale", "tokens", "cut off")
+    table = narrow_table(title, columns)
     for row in rows:
         table.add_row(label(row), *_cells(row))
     return table
@@ -319,13 +339,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def _account_table(account: Any, num_files: int) -> Table:
     from rich.table import Table
+    from rich.text import Text
+
+    from analysis.tokens import visible
 
     table = Table.grid(padding=(0, 2))
     table.add_row("groups issued", str(account.num_issued))
     for status, count in account.counts.items():
         table.add_row(f"  {status}", str(count))
     for reason, count in account.reasons.items():
-        table.add_row(f"    {reason}", str(count))
+        table.add_row(Text(f"    {visible(reason)}"), str(count))
     if account.in_flight:
         table.add_row("  in flight", str(len(account.in_flight)))
     if account.num_superseded:

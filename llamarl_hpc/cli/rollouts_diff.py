@@ -31,7 +31,7 @@ def diff(
     figures = a.without_damage(lambda a: b.without_damage(lambda b: diff_runs(a, b)))
     console = Console()
     for name, run in zip("AB", runs, strict=True):
-        console.print(f"{name}  {run.dir.path}", highlight=False, soft_wrap=True)
+        console.print(f"{name}  {run.dir.path}", markup=False, highlight=False, soft_wrap=True)
         print_problems(console, run)
     for table in _tables(figures):
         console.print(table)

@@ -12,6 +12,7 @@ import typer
 
 from llamarl_hpc.cli.damage import print_problems
 from llamarl_hpc.cli.figures import write_figures
+from llamarl_hpc.cli.narrow import narrow_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,9 +49,11 @@ def replay(
 ) -> None:
     """Score the stored completions again, with another reward. The run is not changed."""
     from rich.console import Console
+    from rich.text import Text
 
     from analysis.read_run import Run
     from analysis.replay import Rescoring, stored_groups
+    from analysis.tokens import visible
     from llamarl_hpc.config.load import load_config
     from llamarl_hpc.errors import ConfigError
 
@@ -73,12 +76,9 @@ def replay(
     print_problems(console, opened)
     console.print(_table(rescoring))
     if rescoring.num_failed:
-        console.print(
-            f"[yellow]{rescoring.num_failed} groups could not be scored:[/yellow] "
-            f"{rescoring.first_error.splitlines()[-1]}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        said = (f"{rescoring.num_failed} groups could not be scored: ", "yellow")
+        last = rescoring.first_error.splitlines()[-1]
+        console.print(Text.assemble(said, visible(last)), soft_wrap=True)
     if json_file is not None:
         write_figures(json_file, figures)
     if out is not None:
@@ -170,12 +170,10 @@ def _score(config: Config, groups: Iterator[StoredGroup], rescoring: Rescoring) 
 
 def _table(rescoring: Rescoring) -> Table:
     import numpy as np
-    from rich.table import Table
 
-    table = Table(title="reward, old and new", title_justify="left")
-    names = ("steps", "rollouts", "old", "new", "changed", "turned", "correlation")
-    for name in (*names[:4], *rescoring.names, *names[4:]):
-        table.add_column(name, justify="right", overflow="fold")
+    means = ("old", "new", *rescoring.names)
+    names = ("steps", "rollouts", *means, "changed", "turned", "correlation")
+    table = narrow_table("reward, old and new", names)
     columns = rescoring.columns()
     first, last = int(columns["step"].min()), int(columns["step"].max())
     edges = np.unique(np.linspace(first, last + 1, _MAX_ROWS + 1).astype(int)).tolist()

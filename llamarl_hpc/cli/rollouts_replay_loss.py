@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamarl_hpc.cli.figures import write_figures
+from llamarl_hpc.cli.narrow import narrow_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -93,11 +94,8 @@ def _replayed(run: Run, steps: Iterable[int], logged: dict[int, Any]) -> Iterato
 
 
 def _loss_table(rows: Sequence[dict[str, Any]]) -> Table:
-    from rich.table import Table
-
-    table = Table(title="loss, logged and from the store", title_justify="left")
-    for name in ("step", "tokens", "logged", "replayed", "difference", "advantages"):
-        table.add_column(name, justify="right")
+    names = ("step", "tokens", "logged", "replayed", "difference", "advantages")
+    table = narrow_table("loss, logged and from the store", names)
     left_out = range(_MAX_ROWS, len(rows) - _MAX_ROWS)
     for index, row in enumerate(rows):
         if index in left_out:

@@ -33,7 +33,7 @@ def watch(
     console = Console()
     print_problems(console, opened)
     for note in found.notes:
-        console.print(note, style="dim", highlight=False, soft_wrap=True)
+        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     if found.figures:
         console.print(_figures(found))
     if found.phrases:
@@ -49,12 +49,13 @@ def watch(
 
 def _figures(found: Watch) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="first and last quarter of the run", title_justify="left")
     for name in ("", "first", "last"):
         table.add_column(name, justify="right" if name else "left")
     for name, (early, late) in found.figures.items():
-        table.add_row(name.replace("_", " "), f"{early:.4g}", f"{late:.4g}")
+        table.add_row(Text(name.replace("_", " ")), f"{early:.4g}", f"{late:.4g}")
     return table
 
 
