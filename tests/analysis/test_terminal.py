@@ -74,7 +74,7 @@ def test_texts_with_brackets_and_control_characters_are_printed_as_they_are(
     (tmp_path / "mine.py").write_text(REWARD)
     words = ("--reward", f"{tmp_path / 'mine.py'}:odd")
     code, text, err = call("rollouts", "replay", run.path, *words)
-        "rollouts", "replay", run.path, "--reward", f"{tmp_path / 'mine.py'}:odd"
+    assert code == 0 and "[/b] \u241b[2J" in text, text + err
     (run.rollouts / "segment_000000.h5").write_bytes(b"nothing")
     for command in ("stats", "verify", "watch"):
         code, text, err = call("rollouts", command, run.path)
