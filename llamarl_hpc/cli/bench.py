@@ -145,6 +145,9 @@ def weight_sync(
         int, typer.Option(min=1, help="Also measure replicas of so many ranks.")
     ] = 1,
     zero: Annotated[int, typer.Option(min=0, max=3, help="ZeRO stage of the trainer.")] = 3,
+    quantization: Annotated[
+        str, typer.Option(help="none, or int8: also measure versions quantised at the sender.")
+    ] = "none",
     rounds: Annotated[int, typer.Option(min=1, help="The medians count.")] = 5,
 ) -> None:
     """Weight sync: both transports against a memory copy, a bare broadcast, and what others do."""
@@ -156,6 +159,7 @@ def weight_sync(
 
     _one_of("--size", size, ("135m", "1b", "custom"))
     _one_of("--dtype", dtype, ("fp32", "bf16"))
+    _one_of("--quantization", quantization, ("none", "int8"))
     task = Task(
         folder="",
         size=size,
@@ -166,6 +170,7 @@ def weight_sync(
         zero_stage=zero,
         rounds=rounds,
         ranks_per_replica=ranks_per_replica,
+        quantization=quantization,
     )
     figures = measure(task)
     Console().print(_table(figures))

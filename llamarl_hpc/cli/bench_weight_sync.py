@@ -15,8 +15,9 @@ round each way of moving one version takes its turn, and the medians of the roun
 all its weights again and again, as decoding does, while a version arrives: the time between the two
 such steps that the switch lies between, and what of it is no plain copy, in steps. With
 `--ranks-per-replica`, `collective` is also measured to replicas of so many ranks, which share a
-window. Ratios are taken round by round, so that a machine that others use at the time hurts both
-sides.
+window. `--quantization int8` adds `shared_memory_int8` and `collective_int8`: the same version,
+which the trainer quantises while it copies it. Ratios are taken round by round, so that a machine
+that others use at the time hurts both sides.
 """
 
 from __future__ import annotations
@@ -36,18 +37,6 @@ from llamarl_hpc.placement import MARKER
 from llamarl_hpc.weight_sync.bench.task import Answer, Task, model_specs
 from llamarl_hpc.weight_sync.shared_memory.segment import remove_stale
 
-WAYS = [
-    "copy",
-    "shared_memory",
-    "shared_memory_verified",
-    "collective",
-    "collective_verified",
-    "collective_delta",
-    "raw_broadcast",
-    "gather_broadcast",
-    "disk",
-]
-_TRANSPORTS = WAYS[1:6]
 _ITEM_BYTES = {"fp32": 4, "bf16": 2}
 
 
@@ -68,8 +57,10 @@ def figures(task: Task, answer: Answer) -> dict[str, Any]:
     def ratio(base: str, way: str) -> float:
         return statistics.median(r.seconds[base] / r.seconds[way] for r in rounds)
 
-    seconds = {way: statistics.median(r.seconds[way] for r in rounds) for way in WAYS}
+    seconds = {way: statistics.median(r.seconds[way] for r in rounds) for way in rounds[0].seconds}
+    stalls = {way: statistics.median(r.stall[way] for r in rounds) for way in rounds[0].stall}
     gigabytes = answer.num_bytes / 1e9
+    int8_gigabytes = answer.int8_bytes / 1e9
     result: dict[str, Any] = {
         "size": task.size,
         "dtype": task.dtype,
@@ -86,20 +77,28 @@ def figures(task: Task, answer: Answer) -> dict[str, Any]:
         "collective_vs_raw_broadcast": ratio("raw_broadcast", "collective"),
         "collective_verified_vs_raw_broadcast": ratio("raw_broadcast", "collective_verified"),
     }
-    for way in _TRANSPORTS:
-        stalls = [r.stall[way] / r.seconds["copy"] for r in rounds]
-        result[f"stall_vs_copy_{way}"] = statistics.median(stalls)
+    for way in stalls:
+        in_copies = [r.stall[way] / r.seconds["copy"] for r in rounds]
+        result[f"stall_vs_copy_{way}"] = statistics.median(in_copies)
+    if answer.int8_bytes:
+        result["int8_gigabytes"] = int8_gigabytes
+        result["int8_bytes_share"] = int8_gigabytes / gigabytes
+        for way in ("shared_memory", "collective"):
+            result[f"{way}_int8_vs_{way}"] = ratio(way, f"{way}_int8")
+            longer = [r.stall[f"{way}_int8"] / r.stall[way] for r in rounds]
+            result[f"{way}_int8_stall_vs_{way}"] = statistics.median(longer)
     for number in rounds[0].by_replicas:
         times = [r.by_replicas[number] / r.by_replicas["1"] for r in rounds]
         result[f"shared_memory_s_{number}_replicas_vs_1"] = statistics.median(times)
     for way, value in seconds.items():
         result[f"{way}_s"] = value
-        result[f"{way}_gb_per_s_per_receiver"] = gigabytes / value
+        moved = int8_gigabytes if way.endswith("_int8") else gigabytes
+        result[f"{way}_gb_per_s_per_receiver"] = moved / value
     if task.ranks_per_replica > 1:
         wide = [(r.wide or 0.0) / r.seconds["collective"] for r in rounds]
         result[f"collective_s_{task.ranks_per_replica}_ranks_vs_1"] = statistics.median(wide)
-    for way in _TRANSPORTS:
-        result[f"{way}_trainer_stall_s"] = statistics.median(r.stall[way] for r in rounds)
+    for way, value in stalls.items():
+        result[f"{way}_trainer_stall_s"] = value
     for way in rounds[0].pause:
         pauses = [r.pause[way] for r in rounds]
         result[f"{way}_in_flight_pause_s"] = statistics.median(pause for pause, _, _ in pauses)
@@ -117,9 +116,11 @@ def figures(task: Task, answer: Answer) -> dict[str, Any]:
 def _copies(task: Task) -> int:
     """Of the model that all processes together hold: trainers the weights, a copy, what a bare
     broadcast sends, four snapshots, two pairs of slots; a replica two copies, what it receives.
-    For replicas of several ranks, another snapshot and a window each."""
+    For replicas of several ranks, another snapshot and a window each. With int8 another snapshot
+    and a pair of slots; a replica a copy and what it receives; each smaller than the model."""
     wide = 1 + task.generators if task.ranks_per_replica > 1 else 0
-    return 3 + 4 + 4 + (2 + 4) * task.generators + wide
+    int8 = 3 + 2 * task.generators if task.quantization == "int8" else 0
+    return 3 + 4 + 4 + (2 + 4) * task.generators + wide + int8
 
 
 def _check_memory(need: int) -> None:

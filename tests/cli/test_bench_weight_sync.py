@@ -18,7 +18,7 @@ def test_every_way_is_measured_between_processes(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     words = ["bench", "weight-sync", "--size", "custom", "--parameters", "1", "--rounds", "1"]
     words += ["--trainers", "1", "--generators", "1", "--ranks-per-replica", "2"]
-    words += ["--json", str(out)]
+    words += ["--quantization", "int8", "--json", str(out)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
@@ -28,6 +28,13 @@ def test_every_way_is_measured_between_processes(tmp_path: Path) -> None:
     assert found["shared_memory_verified_in_flight_pause_s"] > 0
     assert found["collective_delta_s"] > 0 and found["collective_s_2_ranks_vs_1"] > 0
     assert found["collective_trainer_stall_s"] < found["collective_verified_s"]
+    for way in ("shared_memory", "collective"):
+        assert found[f"{way}_int8_vs_{way}"] > 0 and f"{way}_int8_trainer_stall_s" in result.output
+        assert 0 < found[f"{way}_int8_trainer_stall_s"] < found[f"{way}_int8_s"]
+    specs = model_specs("custom", "fp32", 1)
+    layers = sum(s.numel for s in specs if len(s.shape) == 2 and "layers" in s.name)
+    share = 1 - 3 / 4 * layers / sum(s.numel for s in specs)  # a byte of four; scales are few
+    assert found["int8_bytes_share"] == pytest.approx(share, rel=0.01)
     assert found["shared_memory_file_mib"] > 2 * found["gigabytes"] * 1000**3 / 1024**2
 
 
@@ -35,7 +42,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     def seconds(machine: float) -> dict[str, float]:
         ways = {"copy": 1.0, "shared_memory": 1.25, "shared_memory_verified": 2.0}
         ways |= {"collective": 5.0, "collective_verified": 6.0, "collective_delta": 1.0}
-        ways |= {"raw_broadcast": 4.0}
+        ways |= {"shared_memory_int8": 2.5, "collective_int8": 4.0, "raw_broadcast": 4.0}
         return {
             w: machine * s for w, s in (ways | {"gather_broadcast": 15.0, "disk": 60.0}).items()
         }
@@ -43,7 +50,8 @@ def test_ratios_are_taken_round_by_round() -> None:
     rounds = [
         Round(
             seconds=seconds(machine),
-            stall=dict.fromkeys(list(seconds(1.0))[1:6], 1.1 * machine),
+            stall=dict.fromkeys(list(seconds(1.0))[1:6], 1.1 * machine)
+            | {"shared_memory_int8": 3.3 * machine, "collective_int8": 2.2 * machine},
             pause={"collective_verified": (1.5 * machine, 0.2 * machine, 1.2 * machine)},
             by_replicas={"1": machine, "2": 1.1 * machine},
             wide=5.25 * machine,
@@ -51,7 +59,12 @@ def test_ratios_are_taken_round_by_round() -> None:
         for machine in (1.0, 3.0, 0.5)  # others work there too
     ]
     answer = Answer(
-        num_bytes=4_000_000_000, rounds=rounds, trainer_memory=0, generator_memory=0, shared_bytes=0
+        num_bytes=4_000_000_000,
+        rounds=rounds,
+        trainer_memory=0,
+        generator_memory=0,
+        shared_bytes=0,
+        int8_bytes=1_200_000_000,
     )
     task = Task(
         folder="",
@@ -63,6 +76,7 @@ def test_ratios_are_taken_round_by_round() -> None:
         zero_stage=3,
         rounds=3,
         ranks_per_replica=4,
+        quantization="int8",
     )
     found = figures(task, answer)
     assert found["shared_memory_vs_copy"] == pytest.approx(0.8)
@@ -77,6 +91,12 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert found["shared_memory_s_2_replicas_vs_1"] == pytest.approx(1.1)
     assert found["collective_s_4_ranks_vs_1"] == pytest.approx(1.05)
     assert found["shared_memory_gb_per_s_per_receiver"] == pytest.approx(3.2)
+    assert found["int8_bytes_share"] == pytest.approx(0.3)
+    assert found["collective_int8_gb_per_s_per_receiver"] == pytest.approx(0.3)
+    assert found["collective_int8_vs_collective"] == pytest.approx(1.25)
+    assert found["shared_memory_int8_vs_shared_memory"] == pytest.approx(0.5)
+    assert found["shared_memory_int8_stall_vs_shared_memory"] == pytest.approx(3.0)
+    assert found["stall_vs_copy_collective_int8"] == pytest.approx(2.2)
 
 
 @pytest.mark.parametrize(("size", "millions"), [("135m", 134.5), ("1b", 1235.8), ("custom", 20)])
@@ -85,6 +105,13 @@ def test_made_up_models_have_the_size_of_the_real_ones(size: str, millions: floa
     assert numel / 1e6 == pytest.approx(millions, rel=0.1 if size == "custom" else 1e-3)
 
 
-def test_a_size_that_there_is_not_is_a_sentence() -> None:
-    result = CliRunner().invoke(app, ["bench", "weight-sync", "--size", "7b"])
-    assert "--size is 135m, 1b or custom, not 7b" in str(result.exception)
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--size", "7b", "--size is 135m, 1b or custom, not 7b"),
+        ("--quantization", "fp8", "--quantization is none or int8, not fp8"),
+    ],
+)
+def test_what_there_is_not_is_a_sentence(option: str, value: str, sentence: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "weight-sync", option, value])
+    assert sentence in str(result.exception)

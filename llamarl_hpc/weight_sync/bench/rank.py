@@ -20,26 +20,14 @@ from llamarl_hpc.placement import World, detect
 from llamarl_hpc.run_dir import RunDir
 from llamarl_hpc.weight_sync.arena import torch_dtype
 from llamarl_hpc.weight_sync.base import StagedWeights, WeightPublisher, WeightReceiver
+from llamarl_hpc.weight_sync.bench.ends import HOST, TIMEOUT_S, make_publisher, make_receiver
 from llamarl_hpc.weight_sync.bench.replica import ReplicaWay
-from llamarl_hpc.weight_sync.bench.task import Answer, Round, Task, model_specs
+from llamarl_hpc.weight_sync.bench.task import Answer, Round, Task, model_specs, transports
 from llamarl_hpc.weight_sync.bench.weights import MadeUpWeights
 from llamarl_hpc.weight_sync.collective.group import broadcast, make_group
-from llamarl_hpc.weight_sync.collective.publisher import CollectivePublisher
-from llamarl_hpc.weight_sync.collective.receiver import CollectiveReceiver
 from llamarl_hpc.weight_sync.shared_memory.manifest import read_manifest
-from llamarl_hpc.weight_sync.shared_memory.publisher import SharedMemoryPublisher
-from llamarl_hpc.weight_sync.shared_memory.receiver import SharedMemoryReceiver
 
-_HOST = "127.0.0.1"
-_TIMEOUT_S = 300.0
 _POLL_S = 0.0005
-_TRANSPORTS = {
-    "shared_memory": {"transport": "shared_memory", "verify": "off"},
-    "shared_memory_verified": {"transport": "shared_memory", "verify": "full"},
-    "collective": {"transport": "collective", "verify": "off"},
-    "collective_verified": {"transport": "collective", "verify": "full"},
-    "collective_delta": {"transport": "collective", "verify": "off", "delta": "auto"},
-}
 
 
 class Bench:
@@ -72,7 +60,10 @@ class Bench:
         self.receivers: dict[str, WeightReceiver] = {}
         self.addresses: dict[str, str] = {}
         self.added: dict[str, int] = {}  # bytes of this process
-        for way in _TRANSPORTS:
+        self.sent: dict[str, int] = {}  # bytes of a version
+        self.int8_copy: list[torch.Tensor] = []  # what an engine with int8 weights would hold
+        self.transports = transports(task.quantization)
+        for way in self.transports:
             self._connect(way)
         self.groups = self._make_groups()
         self.raw = self._raw_memory()
@@ -80,7 +71,7 @@ class Bench:
         self.wide: ReplicaWay | None = None
         if task.ranks_per_replica > 1:
             self.wide = ReplicaWay(
-                config=WeightSyncConfig(verify="off", timeout_s=_TIMEOUT_S),
+                config=WeightSyncConfig(verify="off", timeout_s=TIMEOUT_S),
                 everybody=everybody,
                 world=self.world,
                 source=self.source,
@@ -95,38 +86,15 @@ class Bench:
     # ------------------------------------------------------------------ set-up
 
     def _connect(self, way: str) -> None:
-        keys, before = _TRANSPORTS[way], _private_bytes()
-        transport = keys["transport"]
-        config = WeightSyncConfig.model_validate(keys | {"timeout_s": _TIMEOUT_S})
+        transport, before = self.transports[way], _private_bytes()
         run = RunDir(Path(self.task.folder) / way)
         if self.everybody.is_leader:
             RunDir.create_at(run.path)
         self.meet()
-        if self.source is not None and transport == "collective":
-            self.publishers[way] = CollectivePublisher(
-                config=config,
-                world=self.world,
-                source=self.source,
-                device="cpu",
-                source_device="cpu",
-                address=_HOST,
-            )
-        elif self.source is not None:
-            self.publishers[way] = SharedMemoryPublisher(
-                run=run, config=config, world=self.world, source=self.source
-            )
-        elif self.is_replica and transport == "collective":
-            self.receivers[way] = CollectiveReceiver(
-                config=config,
-                executor=f"generator.{self.number}",
-                rank=0,
-                device="cpu",
-                address=_HOST,
-            )
+        if self.source is not None:
+            self.publishers[way] = make_publisher(transport, run, self.world, self.source)
         elif self.is_replica:
-            self.receivers[way] = SharedMemoryReceiver(
-                run=run, config=config, executor=f"generator.{self.number}", rank=0
-            )
+            self.receivers[way] = make_receiver(transport, run, self.number)
         address = self.publishers[way].store_address if self.is_trainer else None
         self.addresses[way] = self.everybody.bcast(address)
         self.added[way] = max(_private_bytes() - before, 0)
@@ -145,8 +113,8 @@ class Bench:
                 rank=ranks.index(self.everybody.rank),
                 size=len(ranks),
                 device="cpu",
-                own_address=_HOST,
-                timeout_s=_TIMEOUT_S,
+                own_address=HOST,
+                timeout_s=TIMEOUT_S,
             )
             for name, ranks in places.items()
             if self.everybody.rank in ranks
@@ -198,7 +166,7 @@ class Bench:
 
         seconds = self.time(work)
         if staged is not None:
-            self._load(staged)
+            self._load(way, staged)
         return seconds, max(self.everybody.allgather(stall))
 
     def in_flight(self, way: str) -> tuple[float, float, float]:
@@ -220,7 +188,7 @@ class Bench:
             end = time.monotonic()
             steps.append(end - start)
             if (staged := self.receivers[way].poll()) is not None:
-                self._load(staged)
+                self._load(way, staged)
                 pause = time.monotonic() - end
         self.meet()  # asleep: a collective would spin on a core that decoding needs
         mine = (pause, median(steps or [0.0]), copy)
@@ -237,7 +205,9 @@ class Bench:
         """Publish, or ask for, the version; the trainer's stall."""
         members = [SyncMember(executor=f"generator.{k}") for k in range(replicas)]
         if self.source is not None:
-            return self.publishers[way].publish(self.version, replicas, members).seconds
+            receipt = self.publishers[way].publish(self.version, replicas, members)
+            self.sent[way] = receipt.num_bytes
+            return receipt.seconds
         if self._takes_part(replicas):
             self.receivers[way].start(self.version, replicas, members, self.addresses[way])
         return 0.0
@@ -245,9 +215,13 @@ class Bench:
     def _takes_part(self, replicas: int) -> bool:
         return self.is_replica and self.number < replicas
 
-    def _load(self, staged: StagedWeights) -> None:
+    def _load(self, way: str, staged: StagedWeights) -> None:
         """As an engine does."""
-        for target, (_, tensor) in zip(self.copy, staged.tensors(), strict=True):
+        tensors, targets = [tensor for _, tensor in staged.tensors()], self.copy
+        if self.transports[way].is_int8:
+            self.int8_copy = self.int8_copy or [torch.empty_like(tensor) for tensor in tensors]
+            targets = self.int8_copy
+        for target, tensor in zip(targets, tensors, strict=True):
             target.copy_(tensor)
         staged.release()
 
@@ -323,7 +297,7 @@ class Bench:
         while replicas < self.task.generators:
             by_replicas[f"{replicas}"] = self.sync("shared_memory", replicas)[0]
             replicas *= 2
-        for way in _TRANSPORTS:
+        for way in self.transports:
             seconds[way], stall[way] = self.sync(way, self.task.generators)
         for way in ("shared_memory_verified", "collective_verified"):
             pause[way] = self.in_flight(way)
@@ -379,6 +353,7 @@ def main() -> None:
             trainer_memory=max(m for is_trainer, m in memory if is_trainer),
             generator_memory=max(m for is_trainer, m in memory if not is_trainer),
             shared_bytes=manifest.shape.file_bytes,
+            int8_bytes=bench.sent.get("collective_int8", 0),
         )
         part = Path(task.folder) / "answer.part"
         part.write_bytes(msgspec.json.encode(answer))

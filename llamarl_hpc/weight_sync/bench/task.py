@@ -19,6 +19,31 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     zero_stage: int
     rounds: int
     ranks_per_replica: int = 1  # of those that are measured beside
+    quantization: str = "none"  # int8: transports are measured with it, too
+
+
+class Transport(msgspec.Struct, frozen=True, kw_only=True):
+    """One that is measured: its keys of `weight_sync`."""
+
+    keys: dict[str, str]
+    is_int8: bool = False  # quantised at the sender
+
+
+def transports(quantization: str) -> dict[str, Transport]:
+    """Those that are measured, by the name that they have in the figures."""
+    shared = {"transport": "shared_memory"}
+    collective = {"transport": "collective"}
+    found = {
+        "shared_memory": Transport(keys=shared | {"verify": "off"}),
+        "shared_memory_verified": Transport(keys=shared | {"verify": "full"}),
+        "collective": Transport(keys=collective | {"verify": "off"}),
+        "collective_verified": Transport(keys=collective | {"verify": "full"}),
+        "collective_delta": Transport(keys=collective | {"verify": "off", "delta": "auto"}),
+    }
+    if quantization == "int8":
+        for way in ("shared_memory", "collective"):
+            found[f"{way}_int8"] = Transport(keys=found[way].keys, is_int8=True)
+    return found
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,11 +59,12 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    num_bytes: int
+    num_bytes: int  # of a version as the trainer has it
     rounds: list[Round]
     trainer_memory: int  # bytes that the collective transport takes on a trainer rank
     generator_memory: int
     shared_bytes: int  # of one transport's file in /dev/shm
+    int8_bytes: int = 0  # of a version as generators with int8 weights get it
 
 
 def model_specs(size: str, dtype: str, parameters: int) -> list[ParameterSpec]:
