@@ -32,9 +32,11 @@ from llamarl_hpc.placement import World
 from llamarl_hpc.storage.tensor_shards import Piece, ShardReader
 from llamarl_hpc.training import zero, zero_state
 from llamarl_hpc.training.device import own_device
+from llamarl_hpc.training.flops import pass_flops
 from llamarl_hpc.training.lora import Adapter, adapters_of
 from llamarl_hpc.training.loss import micro_batch_loss
 from llamarl_hpc.training.loss_sums import LossSums
+from llamarl_hpc.training.memory import ModelShape
 from llamarl_hpc.training.optimizer import build_optimizer, clip_gradients, learning_rate
 from llamarl_hpc.training.policy import build_policy, forward_inputs
 from llamarl_hpc.training.rng import rng_state, set_rng_state
@@ -83,6 +85,7 @@ class TrainerEngine:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         zero.import_deepspeed(self._device.type)  # before transformers does so, unprepared
         policy = build_policy(config, model_folder).to(self._device)
+        self._shape = ModelShape.of(policy.causal_lm.config.to_dict())
         optimizer = build_optimizer(policy, self._trainer)
         self._engine = zero.start_engine(policy, optimizer, self._trainer, world, self._device)
         self._parameters, self._trained = policy.parameter_names(), policy.trained_names()
@@ -166,6 +169,10 @@ class TrainerEngine:
             entropy=torch.cat(entropies).float().cpu().numpy() if entropies else None,
             num_tokens=sum(m.num_tokens for m in micro_batches),
             num_padded=sum(m.token_ids.size for m in micro_batches),
+            flops=sum(
+                pass_flops(self._shape, m, lora=self._lora, backward=backward)
+                for m in micro_batches
+            ),
             peak_gib=_peak_memory_gib(self._device),
         )
 
@@ -213,6 +220,8 @@ class TrainerEngine:
                 entropy[part.flat_index] = part.entropy
         num_tokens = sum(part.num_tokens for part in shares)
         seconds = time.perf_counter() - start
+        tflops = sum(part.flops for part in shares) / len(shares) / seconds / 1e12
+        peak = self._trainer.peak_tflops
         metrics = {
             **sums.metrics(),
             **step_metrics,
@@ -221,6 +230,8 @@ class TrainerEngine:
             "tokens/padded": float(sum(part.num_padded for part in shares)),
             "time/train": seconds,
             "perf/tokens_per_second": num_tokens / seconds,
+            "perf/tflops": tflops,
+            **({"perf/mfu": tflops / peak} if peak is not None else {}),
             "perf/peak_memory_gib": max(part.peak_gib for part in shares),
         }
         return TrainResult(metrics=metrics, logprobs=logprobs, entropy=entropy)
@@ -358,6 +369,7 @@ class _Share:
     entropy: Array | None  # float32, where the loss needs it
     num_tokens: int
     num_padded: int
+    flops: float
     peak_gib: float
 
 

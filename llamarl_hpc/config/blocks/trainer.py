@@ -58,6 +58,11 @@ class TrainerConfig(Block):
     logprob_chunk_tokens: PositiveInt = Field(
         512, description="Completion tokens whose logits are in memory at one time."
     )
+    peak_tflops: PositiveFloat | None = Field(
+        None,
+        description="What the device of a rank can do in `dtype`, in TFLOP/s without sparsity "
+        "(A100 in bf16: 312, H100: 989); with it `perf/mfu` is logged.",
+    )
     max_steps: PositiveInt = Field(100, description="Optimizer steps of the run.")
     save_steps: NonNegativeInt = Field(
         20, description="Checkpoint every so many steps and at the end; 0: only at the end."
