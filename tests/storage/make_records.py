@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from llamarl_hpc.storage.records import GroupRecord
@@ -62,3 +63,14 @@ def make_record(group_id: int, *, num: int = 4, **changes: Any) -> GroupRecord:
         "t_resolved": 1e9 + step + 2,
     }
     return GroupRecord(**(fields | changes))
+
+
+def with_reference(group_id: int) -> GroupRecord:
+    """A record of a run with an entropy bonus and a reference policy: all optional columns."""
+    record = make_record(group_id)
+    lengths = [len(c.token_ids) for c in record.completions]
+    return msgspec.structs.replace(
+        record,
+        entropy=[np.arange(n, dtype=np.float32) / 8 for n in lengths],
+        logprobs_reference=[-np.arange(n, dtype=np.float32) / 16 for n in lengths],
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from make_records import make_record
+from make_records import make_record, with_reference
 from store_checks import check_equal, write
 
 from llamarl_hpc.errors import StoreError
@@ -70,6 +70,22 @@ def test_the_document_describes_every_column() -> None:
 def test_the_frozen_sample_of_format_1_is_read_by_every_later_version() -> None:
     sample = Path(__file__).parent / "golden" / "format_1"
     check_equal(RolloutReader(sample), [make_record(i) for i in range(3)])
+
+
+def test_the_frozen_sample_of_minor_2_is_believed_and_read_with_all_its_columns() -> None:
+    """A closed segment (compressed, every column with its checksum) and a part of an open one."""
+    sample = Path(__file__).parent / "golden" / "format_1_2"
+    with h5py.File(sample / "segment_000000.h5", locking=False) as plain:
+        assert plain["tokens/entropy"].compression == "gzip" and plain["tokens/id"].fletcher32
+    reader, records = RolloutReader(sample), [with_reference(i) for i in range(26)]
+    assert reader.file_names == ["segment_000000.h5", "segment_000001.open/part_000000.h5"]
+    assert reader.problems == [] and reader.attributes["run_id"] == "r1"
+    check_equal(reader, records)
+    for column, field in (("entropy", "entropy"), ("logprob_reference", "logprobs_reference")):
+        written = np.concatenate([array for record in records for array in getattr(record, field)])
+        np.testing.assert_array_equal(reader.column(f"tokens/{column}"), written)
+    for name, file in reader.scan():
+        assert file.header.all_checked and file.checked_block()[1] == [], name
 
 
 def test_number_of_objects_does_not_grow_with_rollouts(tmp_path: Path) -> None:
