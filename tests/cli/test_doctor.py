@@ -49,6 +49,7 @@ def test_nodes_are_looked_at_through_the_container_that_executors_get(tmp_path: 
     lines |= {f"{role}-controller" for role in ("trainer", "generator", "reward")}
     assert set(by_name["network"]["figures"]["mb_per_s"]) == lines
     assert by_name["space"]["figures"]["needed_mib"] > 0
+    assert "enough for two copies of the weights" in by_name["shared_memory"]["sentence"]
     calls = (tmp_path / "apptainer.calls").read_text().splitlines()
     assert len(calls) == 6  # two ranks for each of three roles
     assert all(call.startswith("exec --bind ") and "/images/rl.sif" in call for call in calls)

@@ -9,7 +9,6 @@ Works in a Slurm job and, through mpiexec, on a machine without Slurm. Never tak
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
 import shutil
 import signal
@@ -31,10 +30,11 @@ from llamarl_hpc.launch.doctor.finding import Finding, fail, ok
 from llamarl_hpc.launch.doctor.network import Peer
 from llamarl_hpc.launch.doctor.probe import MARK, PULSE, Pulse, Report, Spec, gone, measured
 from llamarl_hpc.launch.doctor.reports import Expected, Step, judge
+from llamarl_hpc.launch.doctor.shared_memory import needs
 from llamarl_hpc.launch.request import component_block, roles_of
 from llamarl_hpc.launch.steps import Probe
 from llamarl_hpc.models.load import tensor_shapes
-from llamarl_hpc.placement import device_of, interface_address
+from llamarl_hpc.placement import interface_address
 from llamarl_hpc.storage.atomic import write_text
 
 # parts of the whole time: how long a rank waits for our file, and for other roles to start
@@ -42,7 +42,6 @@ _PATIENCE, _MEET = 0.2, 0.7
 _PULSE_S = 0.2
 _END_S = 3.0
 _BACK_S = 5.0  # for what another node wrote to be seen
-_BYTES = {"fp32": 4, "bf16": 2}
 
 
 class ProbeLauncher(Protocol):
@@ -150,24 +149,14 @@ def read_output(text: str) -> tuple[list[Report], str]:
 def _expected(ground: Ground, role: str, probe: Probe) -> Expected:
     config = ground.config
     block = component_block(config, role)
-    shared = config.weight_sync.transport == "shared_memory" or (
-        config.weight_sync.transport == "auto"
-        and ground.one_host
-        and device_of(config, "trainer") == device_of(config, "generator") == "cpu"
-    )
-    parameters = count_parameters(ground.model_folder) if shared and ground.model_folder else 0
+    shapes = tensor_shapes(ground.model_folder) if ground.model_folder else {}
     return Expected(
         ranks=probe.ranks,
         cpus=block.cpus_per_task if probe.is_real else 1,
         gpus=block.gpus_per_node,
         is_real=probe.is_real,
-        shm_bytes=2 * parameters * _BYTES[config.generator.dtype],
+        shm=needs(config, shapes, one_host=ground.one_host).get(role),
     )
-
-
-def count_parameters(model_folder: Path) -> int:
-    """Numbers in the safetensors files of a model folder, from their headers."""
-    return sum(math.prod(shape) for shape in tensor_shapes(model_folder).values())
 
 
 def _check_back(folder: Path, steps: Mapping[str, Step]) -> list[Finding]:

@@ -28,6 +28,7 @@ from llamarl_hpc.errors import ExecutorFailed
 from llamarl_hpc.launch.doctor.network import Peer, ask_time, measure
 from llamarl_hpc.placement import World, detect, interface_address, step_rank
 from llamarl_hpc.storage.atomic import write_text
+from llamarl_hpc.weight_sync.shared_memory.segment import remove_stale
 
 MARK = "LLAMARL_PROBE "
 PULSE = "pulse.json"
@@ -127,6 +128,7 @@ def gone(role: str) -> str:
 def look_around(spec: Spec, rank: int) -> Report:
     """All that can be seen without MPI."""
     gpus, problem = find_gpus() if spec.gpus else ([], "")
+    remove_stale()  # as the run will do, before it wants room there
     return Report(
         role=spec.role,
         rank=rank,

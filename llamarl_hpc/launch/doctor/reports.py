@@ -9,6 +9,7 @@ from itertools import combinations
 
 from llamarl_hpc.launch.doctor.finding import Finding, fail, ok, warn
 from llamarl_hpc.launch.doctor.probe import Report
+from llamarl_hpc.launch.doctor.shared_memory import Need
 
 _SLOW_FOLDER_S = 5.0
 _SKEW_S = 1.0
@@ -26,7 +27,7 @@ class Expected:
     cpus: int  # of a rank
     gpus: int  # of a node
     is_real: bool  # as many ranks, bound as in the run; else more, sharing cores, to try MPI
-    shm_bytes: int = 0  # of shared-memory weight sync; 0: not used
+    shm: Need | None = None  # what weights take of /dev/shm on its nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,20 +264,20 @@ def _gpus(steps: Steps, expected: Mapping[str, Expected]) -> Iterator[Finding]:
 
 
 def _shared_memory(steps: Steps, expected: Mapping[str, Expected]) -> Iterator[Finding]:
-    need = max((e.shm_bytes for e in expected.values()), default=0)
-    if not need:
-        return
-    free = min((r.shm_free for r in _all(steps)), default=0)
-    mib = 1 << 20
-    if free < need:
-        yield warn(
-            "shared_memory",
-            f"/dev/shm has {free // mib:,} MiB free but two copies of the weights need "
-            f"{need // mib:,} MiB",
-            "enlarge it, or the weights go by broadcasts (weight_sync.transport)",
-        )
-    else:
-        yield ok("shared_memory", f"/dev/shm has {free // mib:,} MiB, enough for the weights")
+    wanted = {role: e.shm for role, e in expected.items() if e.shm is not None}
+    for role, need in wanted.items():
+        reports = steps[role].reports if role in steps else []
+        if not reports:
+            continue
+        least = min(reports, key=lambda report: report.shm_free)
+        has = f"/dev/shm of {least.host} has {least.shm_free >> 20:,} MiB free"
+        sentence = f"{has} but {need.what} need {(need.num_bytes >> 20) + 1:,} MiB"
+        if least.shm_free >= need.num_bytes:
+            yield ok("shared_memory", f"{has}, enough for {need.what}")
+        elif need.is_fatal:
+            yield fail("shared_memory", sentence, f"enlarge it, or set {need.way_out}")
+        else:
+            yield warn("shared_memory", sentence, f"enlarge it; else it is {need.way_out}")
 
 
 def _limits(steps: Steps, expected: Mapping[str, Expected]) -> Iterator[Finding]:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from llamarl_hpc.launch.doctor import folder as checks
-from llamarl_hpc.launch.doctor.inside import count_parameters
 from llamarl_hpc.launch.doctor.network import Peer, ask_time, measure
 from llamarl_hpc.launch.queue import Answer
 
@@ -102,12 +101,6 @@ def test_hdf5_locks_are_tried_in_a_process_that_can_be_killed(
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert "HDF5 hangs there" in checks.check_hdf5(tmp_path).sentence
-
-
-def test_parameters_are_counted_from_the_headers(tmp_path: Path) -> None:
-    header = b'{"__metadata__":{"format":"pt"},"a":{"shape":[3,4]},"b":{"shape":[5]}}'
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert count_parameters(tmp_path) == 17
 
 
 # ------------------------------------------------------------------ lines
