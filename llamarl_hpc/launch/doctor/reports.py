@@ -277,7 +277,9 @@ def _shared_memory(steps: Steps, expected: Mapping[str, Expected]) -> Iterator[F
         elif need.is_fatal:
             yield fail("shared_memory", sentence, f"enlarge it, or set {need.way_out}")
         else:
-            yield warn("shared_memory", sentence, f"enlarge it; else it is {need.way_out}")
+            yield warn(
+                "shared_memory", sentence, f"enlarge it, or the run goes on with {need.way_out}"
+            )
 
 
 def _limits(steps: Steps, expected: Mapping[str, Expected]) -> Iterator[Finding]:

@@ -48,7 +48,11 @@ def findings(asked: Config, free_mib: int, *, one_host: bool = True) -> list[Fin
 @pytest.mark.parametrize(
     ("sync", "verdict", "way_out"),
     [
-        ({"transport": "auto"}, "warn", "else it is weight_sync.transport: collective"),
+        (
+            {"transport": "auto"},
+            "warn",
+            "or the run goes on with weight_sync.transport: collective",
+        ),
         ({"transport": "shared_memory"}, "fail", "or set weight_sync.transport: collective"),
     ],
 )
