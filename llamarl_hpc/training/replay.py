@@ -87,30 +87,31 @@ def advantages_again(batch: TrainBatch, rewards: Array, truncated: Array, config
     """The advantages [R] that the run's rules give for stored rewards [R], float32."""
     rules = CreditRules.of(config)
     edges = np.cumsum(np.bincount(batch.group_index))[:-1]
-    groups = [
-        np.split(column, edges)
-        for column in (rewards, batch.completion_lengths, truncated, ~_has_trained_token(batch))
-    ]
-    values, lengths, cut, untrained = ([part.tolist() for part in column] for column in groups)
-    excused = rules.truncated_completions != "keep"
+    values, lengths, cut = (
+        [part.tolist() for part in np.split(column, edges)]
+        for column in (rewards, batch.completion_lengths, truncated)
+    )
     credit = assign_credit(
         values,
         lengths,
         cut,
         rules,
         _divergences(batch, rules, edges) if rules.beta > 0.0 else None,
-        # a group whose scoring failed was not trained, whole completions neither
-        failed=[
-            any(u and not (c and excused) for u, c in zip(*group, strict=True))
-            for group in zip(untrained, cut, strict=True)
-        ],
+        failed=_failed(batch, truncated & (rules.truncated_completions != "keep"), edges),
     )
     return credit.advantages.astype(np.float32)
 
 
-def _has_trained_token(batch: TrainBatch) -> Array:
+def _failed(batch: TrainBatch, excused: Array, edges: Array) -> list[bool]:
+    """Of each group, whether its scoring failed: no completion was trained, and not because all
+    are `excused`. Where all are, failed or not makes a difference to others' advantages only, and
+    its own, which are exactly 0 if it failed."""
     starts = np.cumsum(batch.completion_lengths, dtype=np.int64) - batch.completion_lengths
-    return np.asarray(np.logical_or.reduceat(batch.loss_mask, starts))
+    trained = np.logical_or.reduceat(batch.loss_mask, starts)
+    columns = (np.split(column, edges) for column in (trained, excused, batch.advantages))
+    return [
+        bool(not t.any() and (not e.all() or not a.any())) for t, e, a in zip(*columns, strict=True)
+    ]
 
 
 def _divergences(batch: TrainBatch, rules: CreditRules, edges: Array) -> list[list[float]]:

@@ -190,6 +190,21 @@ def test_advantages_follow_though_a_group_failed_and_the_kl_is_in_the_reward() -
     ]
     half = (1.0 - 0.5 * sums[2] + 0.5 * sums[3]) / 2
     assert again == pytest.approx([0.0, 0.0, half, -half], rel=1e-5)
+    # all cut off, and masked for that: advantages of 0 say that it failed
+    algorithm = {"advantage": "reinforce_pp", "truncated_completions": "mask"}
+    config, cut = tiny_config(algorithm=algorithm), np.array([True, True, False, False])
+    batch = msgspec.structs.replace(batch, advantages=np.array([0, 0, 1, -1], np.float32))
+    assert advantages_again(batch, rewards, cut, config).tolist() == [0.0, 0.0, 1.0, -1.0]
+    sound = msgspec.structs.replace(batch, advantages=np.array([-1, -1, 3, -1], np.float32))
+    spread = 3**0.5  # rewards 0 0 1 0: mean 1/4, deviation sqrt(3)/4
+    again = advantages_again(sound, rewards, cut, config)
+    assert again == pytest.approx([-1 / spread, -1 / spread, 3 / spread, -1 / spread])
+
+
+def test_advantages_need_the_reference_if_it_was_in_the_reward() -> None:
+    algorithm = {"beta": 0.5, "kl_in": "reward", "kl_estimator": "k1"}
+    batch = random_batch(num_groups=2, num_generations=2)
+    rewards, cut = np.zeros(4), np.zeros(4, dtype=bool)
     bare = msgspec.structs.replace(batch, logprobs_reference=None)
     with pytest.raises(StoreError, match="lacks the reference's log-probs of step 0"):
         advantages_again(bare, rewards, cut, tiny_config(algorithm=algorithm))
