@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from analysis.export import file_rows
 from analysis.read_run import Run
 from analysis.rollout_stats import rollout_stats
+from analysis.rollout_view import question
 from llamarl_hpc.types import Array
 
 _MAX_PROMPTS = 5  # of each kind that are named
@@ -142,7 +144,7 @@ def _prompts(a: Run, b: Run) -> dict[str, Any]:
 def _entry(prompt: str, both: list[dict[str, tuple[float, str]]], change: Any) -> dict[str, Any]:
     return {
         "prompt_id": prompt,
-        "prompt": both[0][prompt][1],
+        "question": both[0][prompt][1],
         "reward": [found[prompt][0] for found in both],
         "change": change[prompt],
     }
@@ -153,16 +155,18 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _rewards_by_prompt(run: Run) -> dict[str, tuple[float, str]]:
-    """prompt_id -> (mean reward, text) of trained groups."""
+    """prompt_id -> (mean reward, question) of trained groups."""
     total: dict[str, list[float]] = {}
     texts: dict[str, str] = {}
     for rows in file_rows(run, purpose="train", status="trained"):
         prompt, reward = rows.column("rollouts/prompt"), rows.column("rollouts/reward")
         names = [name.decode() for name in rows.file.read("prompts/prompt_id").tolist()]
         first = _first_rows(prompt)
-        shown = rows.prompts()
+        shown, data = rows.prompts(), rows.data_rows()
         for row, index in first.items():
-            texts.setdefault(names[row], shown[index])
+            if names[row] not in texts:
+                columns = json.loads(data[index] or "{}")
+                texts[names[row]] = question(run, columns, shown[index])
         for row, value in zip(prompt.tolist(), reward.tolist(), strict=True):
             total.setdefault(names[row], []).append(value)
     return {name: (float(np.mean(values)), texts[name]) for name, values in total.items()}

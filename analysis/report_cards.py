@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.hacking import Flag
 from analysis.read_run import Run
+from analysis.rollout_view import question
 from analysis.stored_rollout import StoredRollout
 from analysis.tokens import coloured_pieces, load_tokenizer
 from llamarl_hpc.types import Array
@@ -51,12 +52,10 @@ def _flagged(run: Run, flags: Sequence[Flag]) -> list[tuple[str, int]]:
 
 def _card(run: Run, tokenizer: Tokenizer | None, row: int, heading: str) -> Card:
     rollout = run.rollout_at(row)
-    question = rollout.columns.get("question")
-    prompt = question if isinstance(question, str) else rollout.prompt.strip()
     return Card(
         rollout_id=rollout.rollout_id,
         heading=heading,
-        question=prompt[:_MAX_TEXT],
+        question=question(run, rollout.columns, rollout.prompt)[:_MAX_TEXT],
         pieces=_cut(coloured_pieces(tokenizer, rollout), _MAX_TEXT),
         facts=_facts(rollout),
         tone="good" if rollout.reward > 0.5 else "bad",

@@ -48,9 +48,10 @@ def _tables(figures: dict[str, Any]) -> list[Table]:
     found = [_pairs("configuration", figures["config"]), outcome]
     prompts = figures["prompts"]
     title = f"questions: {prompts['in_both']} in both, of {prompts['num'][0]}, {prompts['num'][1]}"
-    named = {
-        _short(entry["prompt"]): entry["reward"] for entry in prompts["better"] + prompts["worse"]
-    }
+    named: dict[str, list[Any]] = {}
+    for entry in prompts["better"] + prompts["worse"]:
+        text = _short(entry["question"])
+        named[f"{text} ({entry['prompt_id']})" if text in named else text] = entry["reward"]
     if prompts["in_both"]:
         found.append(_pairs(title, {"mean reward": prompts["reward"]} | named))
     return found
@@ -78,7 +79,7 @@ def _shown(value: Any) -> str:
 
 
 def _short(text: str) -> str:
-    """The end of a prompt, where the question stands."""
+    """The end of a question, where most say what they want."""
     words = " ".join(text.split())
     return words if len(words) <= 60 else "..." + words[-57:]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ def test_texts_with_brackets_and_control_characters_are_printed_as_they_are(
         assert "Traceback" not in err and "segment_000000.h5 cannot be opened" in text
     code, text, err = call("rollouts", "diff", run.path, run.path)
     assert code == 0 and f"A  {run.path}" in text
+
+
+def test_a_diff_shows_questions_as_the_data_have_them(tmp_path: Path, call: Any) -> None:
+    first = make_run(tmp_path / "a", SMALL)
+    other = make_run(tmp_path / "b", Plan(num_steps=12, prompts_per_step=2, num_generations=3))
+    code, text, _ = call("rollouts", "diff", first.path, other.path, "--json", tmp_path / "d.json")
+    figures = json.loads((tmp_path / "d.json").read_text())["prompts"]
+    named = [entry["question"] for entry in figures["better"] + figures["worse"]]
+    assert code == 0 and named and all(f" {question} " in text for question in named)
+    assert "<|im_start|>" not in text and all(q.startswith("What is ") for q in named)
 
 
 def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
